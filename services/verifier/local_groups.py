@@ -31,7 +31,8 @@ from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.tasks.verifiers import VerifierChoice
-from shared.transport.base import Delivery, NotConnected, PubAck, StoredMessage, Transport, TransportError
+from shared.transport.base import NotConnected, PubAck, StoredMessage, Transport, TransportError
+from shared.transport.nats.pull import Delivery, fetch
 
 IN_WORK = 64
 FETCH_TIMEOUT_S = 1.0
@@ -93,7 +94,7 @@ class LocalScorer:
         stream = subjects.node_rollouts_stream(self._id)
         try:
             room = max(1, IN_WORK - len(self._in_work))
-            deliveries = await self._node.fetch(stream, subjects.VERIFIER_CONSUMER, room, FETCH_TIMEOUT_S)
+            deliveries = await fetch(self._node, stream, subjects.VERIFIER_CONSUMER, room, FETCH_TIMEOUT_S)
         except TransportError as error:
             self._log.warning("local_groups_unreachable", reason=str(error), retry_s=RETRY_S)
             await asyncio.sleep(RETRY_S)

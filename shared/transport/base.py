@@ -109,10 +109,6 @@ class Counters:
     stores: Waits = field(default_factory=Waits)
 
 
-LONGEST_FETCH_S = 5.0
-"""`Transport.fetch` never waits longer, whatever its `timeout_s`."""
-
-
 class TransportError(Exception):
     """Communication with the server failed; the message names cause and remedy."""
 
@@ -252,30 +248,6 @@ class PubAck:
     duplicate: bool
 
 
-class Delivery(Protocol):
-    """A message delivered to one reader of a work queue. Only the first call of `ack` or `nak` has
-    an effect.
-    """
-
-    @property
-    def message(self) -> StoredMessage: ...
-
-    @property
-    def deliveries(self) -> int:
-        """Count its deliveries, including this time (1 for the first)."""
-        ...
-
-    async def ack(self) -> None:
-        """Acknowledge. Returns after the server has confirmed (a double ack)."""
-        ...
-
-    async def nak(self, delay_s: float = 0.0) -> None:
-        """Return the message to the queue, to be delivered again after `delay_s`."""
-        ...
-
-    async def in_progress(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class KvEntry:
     """A value with its revision, which a later `KeyValue.update` must name. `stored_at`: Unix time
@@ -368,7 +340,7 @@ class Transport(Protocol):
 
     A call may be cancelled wherever it waits. It then raises CancelledError, even if the answer
     came at the same moment, so its effect may have happened. A message on its way to a cancelled
-    `fetch` is delivered again.
+    `pull.fetch` is delivered again.
     """
 
     @property
@@ -386,8 +358,9 @@ class Transport(Protocol):
     def kv(self) -> KeyValue: ...
 
     def fenced(self, fence: Fence) -> Transport:
-        """The same connection, where `fence` is asked before every write, and before every `fetch`,
-        because after a loss the messages are another process's to work on.
+        """The same connection, where `fence` is asked before every write, and before work is taken
+        from a queue (`shared.transport.nats.pull`), because after a loss the messages are another
+        process's to work on.
         """
         ...
 
@@ -431,12 +404,6 @@ class Transport(Protocol):
             StreamFull: a `discard_new` stream is at its limit.
             TooLarge: the payload exceeds the stream's `max_msg_bytes`.
             NotConnected: no acknowledgement within `timeout_s`.
-        """
-        ...
-
-    async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
-        """Up to `max_messages` from a durable consumer. Empty if none arrive within `timeout_s` (at
-        most `LONGEST_FETCH_S`).
         """
         ...
 

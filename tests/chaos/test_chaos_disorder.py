@@ -20,8 +20,9 @@ from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.streams import ensure_node_streams
 from shared.identity.keys import SigningKey, new_seed
-from shared.transport.base import ConsumerSpec, Delivery
+from shared.transport.base import ConsumerSpec
 from shared.transport.connect import connect
+from shared.transport.nats.pull import Delivery, fetch
 from tests.chaos.figures import Row, note
 from tests.chaos.scale import SCALE
 from tests.integration.running_verifier import MakeServer, configured, group, queue_is_empty, scored, until, verifier
@@ -49,7 +50,7 @@ async def test_local_groups_sent_twice_in_disorder_and_delivered_again_count_onc
     # acknowledged none.
     stolen: list[Delivery] = []
     while len(stolen) < len(payloads) // 2:
-        stolen += await thief.fetch(stream, subjects.VERIFIER_CONSUMER, len(payloads) // 2 - len(stolen), 2.0)
+        stolen += await fetch(thief, stream, subjects.VERIFIER_CONSUMER, len(payloads) // 2 - len(stolen), 2.0)
     for delivery in stolen[::2]:
         payload = await thief.payload(delivery.message)
         done = ScoredGroup(

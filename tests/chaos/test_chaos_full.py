@@ -17,6 +17,7 @@ from shared.contracts import subjects
 from shared.contracts.streams import ensure_node_streams, node_streams
 from shared.transport.base import StreamFull, StreamSpec, TooLarge, Transport, TransportError
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from tests.chaos.figures import Row, note
 from tests.chaos.publishing import SUBJECT, load_stream, lost_and_duplicated, stored_ids
 from tests.full_disk import can_mount
@@ -179,7 +180,7 @@ async def test_a_full_queue_pushes_back_and_every_group_gets_through_in_the_end(
     async def take() -> None:
         await asyncio.sleep(0.3)
         while len(taken) < wanted:
-            for delivery in await transport.fetch(stream, subjects.VERIFIER_CONSUMER, 5, 1.0):
+            for delivery in await fetch(transport, stream, subjects.VERIFIER_CONSUMER, 5, 1.0):
                 taken.append(await transport.payload(delivery.message))
                 await delivery.ack()
 

@@ -26,6 +26,7 @@ from shared.contracts.subjects import (
     node_scored_stream,
 )
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from shared.transport.nats.transport import NatsTransport
 from swarm_cli.app import app
 from tests.nats_server import NatsServer
@@ -62,7 +63,7 @@ async def fill(url: str) -> None:
     await ensure_swarm_streams(transport)
     for number in range(4):
         await transport.publish(node_rollouts("alpha"), b"group %d" % number, stream=QUEUE, message_id=f"draw-{number}")
-    first, second = await transport.fetch(QUEUE, VERIFIER_CONSUMER, 2, 5.0)
+    first, second = await fetch(transport, QUEUE, VERIFIER_CONSUMER, 2, 5.0)
     await first.ack()
     await transport.publish(node_scored("alpha"), LARGE, stream=SCORED, message_id="large")
     for number in range(20):
@@ -93,7 +94,7 @@ async def states(url: str) -> dict[str, tuple[int, int, int, int]]:
     transport = await opened(url)
     names = [
         each["config"]["name"]
-        for each in json.loads((await transport._connection.client.request("$JS.API.STREAM.LIST")).data)["streams"]
+        for each in json.loads((await transport.connection.client.request("$JS.API.STREAM.LIST")).data)["streams"]
     ]
     found = {name: await transport.stream_state(name) for name in names}
     await transport.close()

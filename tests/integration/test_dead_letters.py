@@ -25,6 +25,7 @@ from shared.dead_letters import bury, read_letters, requeue, spent_seq
 from shared.runtime.status import StatusBoard
 from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from swarm_cli.app import app
 from tests.integration.running_verifier import configured, generate, group, queue_is_empty, scored, until, verifier
 from tests.nats_server import NatsServer
@@ -53,7 +54,7 @@ async def take_and_crash(url: str, times: int) -> None:
         crashing = await connect(url, name="crashing")
         deliveries = []
         for _ in range(10):
-            deliveries = await crashing.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 1.0)
+            deliveries = await fetch(crashing, QUEUE, subjects.VERIFIER_CONSUMER, 1, 1.0)
             if deliveries:
                 break
         assert deliveries
@@ -78,7 +79,7 @@ async def test_a_group_whose_last_delivery_crashed_goes_to_the_dead_letters_by_t
         await take_and_crash(url, times=2)
         assert await spent.put_away_spent() == 0, "the server has not given up yet"
         await asyncio.sleep(1.2)
-        assert await plane.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
+        assert await fetch(plane, QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
         assert (await plane.stream_state(QUEUE)).messages == 1
         lag = await plane.consumer_state(QUEUE, subjects.VERIFIER_CONSUMER)
         assert lag.pending == 0, "invisible to lag"
@@ -102,7 +103,7 @@ async def test_a_running_verifier_puts_spent_groups_away_by_itself_and_goes_on(n
         await generate(plane, group("alpha", 0))
         await take_and_crash(server.url, times=1)
         await asyncio.sleep(1.2)
-        assert await plane.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
+        assert await fetch(plane, QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
         server.restart()
         await until(lambda: plane.connected)
         async with verifier(config) as alpha:
@@ -124,7 +125,7 @@ async def test_a_spent_group_whose_payload_is_gone_leaves_the_queue_and_does_not
         await plane.purge(f"{QUEUE}_BLOBS", 100)
         await take_and_crash(url, times=2)
         await asyncio.sleep(1.2)
-        assert await plane.fetch(QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
+        assert await fetch(plane, QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
         assert await spent.put_away_spent() == 2
         gone, whole = sorted(await read_letters(plane, "alpha"), key=lambda letter: letter.group is not None)
         assert "is gone" in gone.cause  # the server's notices of the two come in either order

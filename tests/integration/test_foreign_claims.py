@@ -39,7 +39,7 @@ async def store_chunks(transport: Any, stream: str, subject: str, chunks: list[b
     async def one(chunk: bytes) -> int:
         async with slots:
             return int(
-                await transport._chunks.put_chunk(companion_subject(subject), chunk, stream=companion_name(stream), timeout_s=20)
+                await transport.chunks.put_chunk(companion_subject(subject), chunk, stream=companion_name(stream), timeout_s=20)
             )
 
     return await asyncio.gather(*(one(chunk) for chunk in chunks))
@@ -61,8 +61,8 @@ class Counting:
     def __init__(self, transport: Any) -> None:
         self.read_bytes = 0
         self.reads = 0
-        self._read = transport._chunks.read
-        transport._chunks.read = self.read
+        self._read = transport.chunks.read
+        transport.chunks.read = self.read
 
     async def read(self, *arguments: Any, **options: Any) -> list[StoredMessage]:
         messages: list[StoredMessage] = await self._read(*arguments, **options)
@@ -160,7 +160,7 @@ async def test_a_chunk_that_goes_while_its_blob_is_read_ends_the_reading(over: C
                 await transport.delete(companion_name(spec.name), stored[3])
             return await plain(*arguments, **options)
 
-        transport._chunks.read = read  # type: ignore[attr-defined]
+        transport.chunks.read = read  # type: ignore[attr-defined]
         with pytest.raises(TransportError, match="is gone"):
             await transport.payload(message)
 
@@ -244,7 +244,7 @@ async def test_bytes_stored_once_are_read_once_however_often_they_are_referred_t
 
 def received_bytes(transport: Any) -> int:
     """What a client has received, in bytes."""
-    return int(transport._connection.client.stats["in_bytes"])
+    return int(transport.connection.client.stats["in_bytes"])
 
 
 async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(nats_server: MakeServer, tmp_path: Path) -> None:

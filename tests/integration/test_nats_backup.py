@@ -199,9 +199,9 @@ async def test_a_consumer_that_pushes_is_restored_from_no_backup(source: NatsSer
     transport = await opened(source.url)
     config = {"durable_name": "verifier", "deliver_subject": "$KV.node_alpha.policy", "ack_policy": "none", "deliver_policy": "all"}
     request = {"stream_name": SCORED, "config": config}
-    await call(transport._connection, f"CONSUMER.DURABLE.CREATE.{SCORED}.verifier", request, Deadline(5.0), "a consumer")
+    await call(transport.connection, f"CONSUMER.DURABLE.CREATE.{SCORED}.verifier", request, Deadline(5.0), "a consumer")
     code, said = await asyncio.to_thread(swarm, "backup", "--out", str(tmp_path / "made"), "--stream", SCORED, url=source.url)
-    await call(transport._connection, f"CONSUMER.DELETE.{SCORED}.verifier", None, Deadline(5.0), "a consumer")
+    await call(transport.connection, f"CONSUMER.DELETE.{SCORED}.verifier", None, Deadline(5.0), "a consumer")
     await transport.close()
     assert code == 0 and json.loads((tmp_path / "made" / "backup.json").read_bytes())["streams"][0]["consumers"], said
     code, said = await asyncio.to_thread(swarm, "restore", str(tmp_path / "made"), url=target.url)
@@ -238,7 +238,7 @@ async def test_an_operator_backs_up_its_own_streams_and_cannot_reach_another_nod
             ca_file=str(server.ca_file),
             inbox_prefix="_INBOX_beta.operator",
         )
-        client = other._connection.client
+        client = other.connection.client
         for stream in (QUEUE, BUCKET, "SWARM_ROLLOUTS"):
             asked = json.dumps({"deliver_subject": client.new_inbox()}).encode()
             for verb, body in (("SNAPSHOT", asked), ("DELETE", b"")):

@@ -24,7 +24,7 @@ __all__ = ["source", "target"]
 
 async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: NatsServer, target: NatsServer) -> None:
     transport, parts = await opened(source.url), list[bytes]()
-    taken = await take_snapshot(transport._connection, SCORED, parts.append)
+    taken = await take_snapshot(transport.connection, SCORED, parts.append)
     await transport.close()
     other = await opened(target.url)
 
@@ -32,12 +32,12 @@ async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: Nats
         raise ValueError("changed")
 
     with pytest.raises(ValueError, match="changed"):
-        await restore_snapshot(other._connection, taken.config, taken.state, parts[:3], sure=changed, timeout_s=10)
+        await restore_snapshot(other.connection, taken.config, taken.state, parts[:3], sure=changed, timeout_s=10)
     # The server gives up by itself; then the same is restored.
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
-            made = await restore_snapshot(other._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
+            made = await restore_snapshot(other.connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
             break
         except TransportError:
             assert time.monotonic() < deadline
@@ -61,12 +61,12 @@ async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_ref
         parts.append(part)
 
     with pytest.raises(TransferLost):
-        await take_snapshot(transport._connection, SCORED, restart_first)
+        await take_snapshot(transport.connection, SCORED, restart_first)
     # Again, now that it is back: whole.
     parts.clear()
     await transport.stream_state(SCORED)
-    taken = await take_snapshot(transport._connection, SCORED, parts.append)
-    await transport._connection.client.request(f"$JS.API.STREAM.DELETE.{SCORED}", b"")
+    taken = await take_snapshot(transport.connection, SCORED, parts.append)
+    await transport.connection.client.request(f"$JS.API.STREAM.DELETE.{SCORED}", b"")
 
     def restart_later() -> Iterator[bytes]:
         yield parts[0]
@@ -74,10 +74,10 @@ async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_ref
         yield from parts[1:]
 
     with pytest.raises(TransferLost):
-        await restore_snapshot(transport._connection, taken.config, taken.state, restart_later(), sure=lambda: None, timeout_s=10)
+        await restore_snapshot(transport.connection, taken.config, taken.state, restart_later(), sure=lambda: None, timeout_s=10)
     with pytest.raises(TransportError):
         await transport.stream_state(SCORED)  # nothing half
-    await restore_snapshot(transport._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
+    await restore_snapshot(transport.connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
     assert (await transport.stream_state(SCORED)).messages == taken.state["messages"]
     await transport.close()
 

@@ -41,6 +41,7 @@ from shared.runtime.status import StatusBoard
 from shared.tasks.held_out import HeldOut
 from shared.transport.base import AccessDenied, Conflict, NoStream, NotConnected, TransportError
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from tests.integration.nats_users import raw, refused_of
 from tests.integration.running_verifier import generate, group, until, verifier
 from tests.secured_server import SecuredServer, make_certificates
@@ -143,11 +144,11 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
         for key in (subjects.EVAL_KEY, subjects.EVAL_TURN_KEY):
             await generator.kv.put(bucket, key, b"e")
 
-        deliveries = await reader.fetch(rollouts, subjects.VERIFIER_CONSUMER, 10, 2.0)
+        deliveries = await fetch(reader, rollouts, subjects.VERIFIER_CONSUMER, 10, 2.0)
         assert [len(await reader.payload(each.message)) for each in deliveries] == [1, len(LARGE)]
         await deliveries[0].in_progress()
         await deliveries[0].nak()
-        (again,) = await reader.fetch(rollouts, subjects.VERIFIER_CONSUMER, 10, 2.0)
+        (again,) = await fetch(reader, rollouts, subjects.VERIFIER_CONSUMER, 10, 2.0)
         for name, payload in (("small", b"1"), ("large", LARGE)):
             await reader.publish(subjects.node_scored(node), payload, stream=scored, message_id=name)
             await reader.publish(subjects.node_dead_letters(node), payload, stream=dead, message_id=name)

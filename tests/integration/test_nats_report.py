@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.subjects import VERIFIER_CONSUMER, node_rollouts, node_rollouts_stream
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from shared.transport.nats.transport import NatsTransport
 from swarm_cli.app import app
 from swarm_cli.nats.report import COLUMNS
@@ -41,7 +42,7 @@ async def prepared(url: str) -> NatsTransport:
 
 
 async def ask(transport: NatsTransport, subject: str, **body: Any) -> None:
-    answer = await transport._connection.client.request(f"$JS.API.{subject}", json.dumps(body).encode(), timeout=10)
+    answer = await transport.connection.client.request(f"$JS.API.{subject}", json.dumps(body).encode(), timeout=10)
     assert "error" not in json.loads(answer.data), answer.data
 
 
@@ -64,7 +65,7 @@ def test_a_server_that_is_well_is_shown_on_one_screen_and_what_is_wrong_ends_wit
         for number in range(groups):
             await node.publish(node_rollouts("alpha"), b"group", stream=QUEUE, message_id=f"{groups}-{number}")
         if take:
-            await node.fetch(QUEUE, VERIFIER_CONSUMER, 2, 5.0)
+            await fetch(node, QUEUE, VERIFIER_CONSUMER, 2, 5.0)
         await node.close()
 
     asyncio.run(work(3, take=True))

@@ -63,7 +63,7 @@ async def test_a_certificate_that_does_not_pass_at_the_first_server_does_not_kee
     url = tls(servers.impostors[0], servers.trusted)
     plane = await connect(url, name="test", timeout_s=LONG_S, ca_file=str(servers.authority))
     assert plane.certificate_expires_at is not None
-    assert str(plane._connection.client.connected_url.port) == str(servers.trusted.port)  # type: ignore[attr-defined]
+    assert str(plane.connection.client.connected_url.port) == str(servers.trusted.port)  # type: ignore[attr-defined]
     await plane.close()
     assert said_connect(servers.trusted)
 

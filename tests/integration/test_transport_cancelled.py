@@ -18,6 +18,7 @@ import pytest
 
 from shared.transport.base import ConsumerSpec, Delivery, KeyValue, KvEntry, StreamSpec, Transport
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from tests.integration.cancel_at import CancelledAt, Moment
 from tests.integration.transport_planes import LOG, QUEUE, Body, Plane
 
@@ -65,7 +66,7 @@ class Scene:
         """The next of the queue, which may have been handed to a fetch that was cancelled."""
         async with asyncio.timeout(120):
             while True:
-                for delivery in await self.transport.fetch(self.queue.name, WORKER.name, 1, 1.0):
+                for delivery in await fetch(self.transport, self.queue.name, WORKER.name, 1, 1.0):
                     return delivery
 
     async def works(self) -> None:
@@ -146,13 +147,13 @@ async def _publish_against_another(scene: Scene) -> Coroutine[Any, Any, object]:
 async def _fetch(scene: Scene) -> Coroutine[Any, Any, object]:
     for _ in range(2):
         await scene.offer()
-    return scene.transport.fetch(scene.queue.name, WORKER.name, 3, 0.5)
+    return fetch(scene.transport, scene.queue.name, WORKER.name, 3, 0.5)
 
 
 async def _fetch_nothing(scene: Scene) -> Coroutine[Any, Any, object]:
     while (await scene.transport.stream_state(scene.queue.name)).messages:
         await (await scene.take()).ack()
-    return scene.transport.fetch(scene.queue.name, WORKER.name, 3, 0.1)
+    return fetch(scene.transport, scene.queue.name, WORKER.name, 3, 0.1)
 
 
 async def _payload_large(scene: Scene) -> Coroutine[Any, Any, object]:

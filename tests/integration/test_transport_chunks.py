@@ -10,6 +10,7 @@ import random
 import pytest
 
 from shared.transport.base import TransportError
+from shared.transport.nats.pull import fetch
 from tests.integration.transport_planes import Plane, until
 
 
@@ -23,7 +24,7 @@ async def test_a_large_payload_travels_in_chunks_and_its_size_is_known_before(ov
         [message] = await transport.read(spec.name, 1, 10)
         assert message.inline is None and message.size_bytes == size_bytes
         assert await transport.payload(message) == payload
-        [delivery] = await transport.fetch(spec.name, "worker", 1, 2.0)
+        [delivery] = await fetch(transport, spec.name, "worker", 1, 2.0)
         assert await transport.payload(delivery.message) == payload
         await delivery.ack()
 
@@ -97,13 +98,13 @@ async def test_nobody_reads_a_blob_before_the_message_that_refers_to_it_is_store
         spec = await plane.log(transport)
         payload = b"what nobody is to know before its time; " * 75_000
         early: list[bytes] = []
-        put_chunk = transport._chunks.put_chunk
+        put_chunk = transport.chunks.put_chunk
 
         async def watched(subject, chunk, **options):
             early.append(chunk)
             return int(await put_chunk(subject, chunk, **options))
 
-        transport._chunks.put_chunk = watched
+        transport.chunks.put_chunk = watched
         await transport.publish(f"{plane.tag}.log.a", payload, stream=spec.name, message_id="1")
         assert sum(map(len, early)) == len(payload)
         assert not any(b"nobody" in chunk or b"time" in chunk for chunk in early)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from shared.transport.base import Conflict, Ends, NoStream, NotConnected, StreamFull, TooLarge, TransportError
+from shared.transport.nats.pull import fetch
 from tests.integration.transport_planes import Plane, until
 
 
@@ -108,7 +109,7 @@ async def test_a_full_queue_refuses_and_takes_again_after_an_ack(over):
         subject = f"{plane.tag}.queue"
         with pytest.raises(StreamFull):
             await transport.publish(subject, b"3", stream=spec.name, message_id="m3")
-        [delivery] = await transport.fetch(spec.name, "worker", 1, 2.0)
+        [delivery] = await fetch(transport, spec.name, "worker", 1, 2.0)
         await delivery.ack()
         assert not (await transport.publish(subject, b"3", stream=spec.name, message_id="m3")).duplicate
 

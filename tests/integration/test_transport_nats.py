@@ -16,6 +16,7 @@ import pytest
 from shared.transport.base import AccessDenied, Deadline, NotConnected
 from shared.transport.connect import connect
 from shared.transport.nats import direct
+from shared.transport.nats.pull import fetch
 from tests.integration.nats_transports import LOG, QUEUE, WORKER, LossyProxy, MakeServer, opened, published
 from tests.nats_server import free_port
 
@@ -35,7 +36,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed_while_publ
 
         async def fetch_all() -> None:
             while len(seen) < total:
-                for delivery in await reader.fetch("QUEUE", "worker", 8, 2.0):
+                for delivery in await fetch(reader, "QUEUE", "worker", 8, 2.0):
                     seen.setdefault(int(delivery.message.inline or b"-1"), set()).add(delivery.message.seq)
                     await delivery.ack()
 
@@ -65,13 +66,13 @@ async def test_a_fetch_under_way_during_a_restart_goes_on_within_its_own_timeout
         await transport.ensure_stream(QUEUE)
         await transport.ensure_consumer("QUEUE", WORKER)
         started = time.monotonic()
-        waiting = asyncio.create_task(transport.fetch("QUEUE", "worker", 8, 60.0))
+        waiting = asyncio.create_task(fetch(transport, "QUEUE", "worker", 8, 60.0))
         await asyncio.sleep(0.3)
         await asyncio.to_thread(server.restart)
         await published(transport, b"after", "1")
         deliveries = await waiting
         assert time.monotonic() - started < 40.0
-        deliveries = deliveries or await transport.fetch("QUEUE", "worker", 8, 3.0)
+        deliveries = deliveries or await fetch(transport, "QUEUE", "worker", 8, 3.0)
         assert [delivery.message.inline for delivery in deliveries] == [b"after"]
 
 
@@ -82,7 +83,7 @@ async def test_fetching_while_the_server_is_away_gives_nothing_in_time_and_publi
         await transport.ensure_consumer("QUEUE", WORKER)
         server.kill()
         started = time.monotonic()
-        assert await transport.fetch("QUEUE", "worker", 1, 0.5) == []
+        assert await fetch(transport, "QUEUE", "worker", 1, 0.5) == []
         assert not transport.connected
         with pytest.raises(NotConnected, match="`swarm up`"):
             await published(transport, b"x", "1", timeout_s=0.5)
@@ -104,14 +105,14 @@ async def test_an_ack_that_nobody_confirms_is_logged_and_the_message_comes_again
         await transport.ensure_stream(QUEUE)
         await transport.ensure_consumer("QUEUE", WORKER)
         await published(transport, b"x", "1")
-        [delivery] = await transport.fetch("QUEUE", "worker", 1, 2.0)
+        [delivery] = await fetch(transport, "QUEUE", "worker", 1, 2.0)
         server.kill()
         await delivery.ack()
         server.start()
         again = []
         async with asyncio.timeout(120):
             while not again:
-                again = await transport.fetch("QUEUE", "worker", 1, 2.0)
+                again = await fetch(transport, "QUEUE", "worker", 1, 2.0)
         assert again[0].message.inline == b"x"
         await again[0].ack()
         assert (await transport.stream_state("QUEUE")).messages == 0
@@ -124,7 +125,7 @@ async def test_closing_just_as_the_server_goes_away_raises_nothing(nats_server: 
     for _ in range(5):
         server = nats_server()
         transport = await connect(server.url, name="test", timeout_s=5.0)
-        client = transport._connection.client  # type: ignore[attr-defined]
+        client = transport.connection.client  # type: ignore[attr-defined]
         os.kill(server.pid, signal.SIGKILL)
         async with asyncio.timeout(120):
             while not client.is_reconnecting:  # noqa: ASYNC110 - the very turn of the loop matters
@@ -138,7 +139,7 @@ async def test_a_cancelled_close_closes_and_stays_cancelled_at_whatever_turn(nat
     server = nats_server()
     for turns in range(12):
         transport = await connect(server.url, name="test", timeout_s=5.0)
-        client = transport._connection.client  # type: ignore[attr-defined]
+        client = transport.connection.client  # type: ignore[attr-defined]
         if not server_is_there:
             server.kill()
             await asyncio.sleep(0.05)
@@ -179,7 +180,7 @@ async def test_closing_while_a_connection_is_opened_anew_leaves_none_behind(nats
     slow = await asyncio.start_server(line, "127.0.0.1", 0)
     transport = await connect(f"nats://127.0.0.1:{slow.sockets[0].getsockname()[1]}", name="test", timeout_s=5.0)
     delay_s = 0.5
-    await transport._connection.client.close()  # type: ignore[attr-defined]
+    await transport.connection.client.close()  # type: ignore[attr-defined]
     async with asyncio.timeout(120):
         while lines < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -212,7 +213,7 @@ async def test_a_connection_that_the_client_gave_up_on_is_opened_anew(nats_serve
         await transport.kv.ensure("state")
         await transport.kv.put("state", "k", b"1")
         assert (await anext(watch)).value == b"1"
-        given_up = transport._connection.client  # type: ignore[attr-defined]
+        given_up = transport.connection.client  # type: ignore[attr-defined]
         server.configure('authorization { user: a, password: "b" }')
         server.reload()
         async with asyncio.timeout(120):

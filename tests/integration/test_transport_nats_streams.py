@@ -12,6 +12,7 @@ import pytest
 
 from shared.contracts.streams import ensure_node_streams
 from shared.transport import blobs
+from shared.transport.nats.pull import fetch
 from swarm_cli.installation import NATS_CONFIG
 from tests.integration.nats_transports import LOG, QUEUE, WORKER, MakeServer, asked, opened, published, sent_raw
 from tests.nats_server import find_binary, free_port
@@ -65,7 +66,7 @@ async def test_work_is_fetched_and_acknowledged_with_the_second_acknowledgement_
         await transport.ensure_stream(QUEUE)
         await transport.ensure_consumer("QUEUE", WORKER)
         await published(transport, b"x", "1")
-        [delivery] = await transport.fetch("QUEUE", "worker", 1, 2.0)
+        [delivery] = await fetch(transport, "QUEUE", "worker", 1, 2.0)
         assert (delivery.message.seq, delivery.deliveries, delivery.message.inline) == (1, 1, b"x")
         await delivery.ack()
         assert (await transport.stream_state("QUEUE")).messages == 0
@@ -90,7 +91,7 @@ async def test_chunks_whose_message_never_came_are_swept(nats_server: MakeServer
     async with opened(server.url) as transport:
         await transport.ensure_stream(QUEUE)
         for number in range(3):
-            await transport._chunks.put_chunk("blob.queue", b"%d" % number, stream="QUEUE_BLOBS", timeout_s=5.0)  # type: ignore[attr-defined]
+            await transport.chunks.put_chunk("blob.queue", b"%d" % number, stream="QUEUE_BLOBS", timeout_s=5.0)  # type: ignore[attr-defined]
         await asyncio.sleep(0.5)
         await published(transport, bytes(3_000_000), "1")
         await transport.ensure_stream(QUEUE)
@@ -132,7 +133,7 @@ async def test_the_embedded_server_s_configuration_is_valid_and_holds_two_nodes(
         async with opened(f"nats://127.0.0.1:{port}") as transport:
             for node in ("alpha", "beta"):
                 await ensure_node_streams(transport, node)
-            assert transport._connection.max_payload_bytes == 8 * 1024 * 1024  # type: ignore[attr-defined]
+            assert transport.connection.max_payload_bytes == 8 * 1024 * 1024  # type: ignore[attr-defined]
             await transport.publish("node.alpha.scored", b"x", stream="NODE_ALPHA_SCORED", message_id="1")
     finally:
         process.kill()

@@ -11,6 +11,7 @@ import pytest
 
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams, node_streams
 from shared.transport.base import Lowering, Retention, StreamFull, TransportError, WouldLower
+from shared.transport.nats.pull import fetch
 from tests.integration.transport_planes import WORKER, Plane, until
 
 
@@ -22,7 +23,7 @@ async def test_settings_that_drifted_are_updated(over):
         for number in (4, 5):
             await transport.publish(f"{plane.tag}.queue", b"x", stream=spec.name, message_id=f"m{number}")
         await transport.ensure_consumer(spec.name, replace(WORKER, max_ack_pending=2))
-        assert len(await transport.fetch(spec.name, "worker", 10, 1.0)) == 2
+        assert len(await fetch(transport, spec.name, "worker", 10, 1.0)) == 2
 
     await over(body)
 
@@ -141,6 +142,6 @@ async def test_setting_up_a_node_leaves_the_verifier_s_own_consumer_settings_alo
         await ensure_node_streams(transport, plane.tag)
         for number in range(2):
             await transport.publish(f"node.{plane.tag}.rollouts", b"x", stream=stream, message_id=f"{number}")
-        assert len(await transport.fetch(stream, "verifier", 2, 1.0)) == 1
+        assert len(await fetch(transport, stream, "verifier", 2, 1.0)) == 1
 
     await over(body)

@@ -26,6 +26,7 @@ from shared.transport.base import Deadline, Lowering, StreamSpec, Transport, Tra
 from shared.transport.connect import connect
 from shared.transport.nats import administration, pull
 from shared.transport.nats.administration import restore_snapshot, take_snapshot
+from shared.transport.nats.pull import fetch
 from shared.transport.nats.transport import connection_of
 from tests.integration.running_verifier import MakeServer, configured, generate, group, scored, until, verifier
 
@@ -53,7 +54,7 @@ REQUESTS: dict[str, Callable[[Transport], Awaitable[object]]] = {
     "read": lambda hub: hub.read("S", 5, 10, 2.0),
     "ends": lambda hub: hub.ends("S", 5, 2.0),
     "swarm's streams": ensure_swarm_streams,
-    "fetch": lambda hub: hub.fetch("S", "C", 1, 2.0),
+    "fetch": lambda hub: fetch(hub, "S", "C", 1, 2.0),
     "take a snapshot": lambda hub: take_snapshot(connection_of(hub), "S", lambda part: None),
     "put a snapshot back": lambda hub: restore_snapshot(
         connection_of(hub), {"name": "S"}, {}, [], sure=lambda: None, timeout_s=2.0

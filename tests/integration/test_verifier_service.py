@@ -37,6 +37,7 @@ from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks
 from shared.transport.base import ConsumerSpec, NoStream
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from tests.integration.installed_verifier import HANG, HANG_ASLEEP, HANGS, install
 from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, scored, until, verifier
 from tests.nats_server import free_port
@@ -124,7 +125,7 @@ async def test_a_group_delivered_again_after_a_crash_counts_once(nats_server: Ma
     async with verifier(config):
         pass
     await generate(crashed, group("alpha", 0))
-    (delivery,) = await crashed.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 2.0)
+    (delivery,) = await fetch(crashed, stream, subjects.VERIFIER_CONSUMER, 1, 2.0)
     payload = await crashed.payload(delivery.message)
     stored = ScoredGroup(
         group_id=content_id(payload),
@@ -314,14 +315,14 @@ async def test_a_group_handed_out_too_often_is_put_away_and_not_forgotten(nats_s
     spec = ConsumerSpec(name=subjects.VERIFIER_CONSUMER, ack_wait_s=5.0, max_deliver=1, max_ack_pending=256)
     await crashing.ensure_consumer(stream, spec)
     await generate(crashing, group("alpha", 0))
-    (delivery,) = await crashing.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 2.0)
+    (delivery,) = await fetch(crashing, stream, subjects.VERIFIER_CONSUMER, 1, 2.0)
     await delivery.nak()
     log = structlog.get_logger("verifier")
     figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
     spent = ExhaustedDeliveries(config, crashing, LocalOutcomes("alpha", crashing, figures, log), figures, log)
 
     await asyncio.sleep(0.3)
-    assert await crashing.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
+    assert await fetch(crashing, stream, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
     started_s = time.time()
     assert await spent.sweep_once(started_s) == 0, "too young to be sure"
     assert await spent.sweep_once(started_s + 4.0) == 0, "its last try may still end well"

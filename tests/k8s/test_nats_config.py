@@ -34,6 +34,7 @@ from shared.contracts.subjects import (
 from shared.runtime.exits import EXIT_CONFIG
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from swarm_cli.installation import NATS_CONFIG
 from tests.k8s.manifests import K8S, Object, environment, find, nats_files, pod_of, render
 from tests.nats_server import find_binary, free_port
@@ -175,7 +176,7 @@ async def make_streams(operator: Transport, cluster: list[Server]) -> None:
     """As the operator does. A new cluster needs a while to choose its leaders; so does a stream
     whose number of copies was just changed: what is published meanwhile may go unanswered.
     """
-    connection = operator._connection.client  # type: ignore[attr-defined]
+    connection = operator.connection.client  # type: ignore[attr-defined]
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
@@ -246,7 +247,7 @@ async def test_init_without_the_pods_environment_refuses_to_leave_one_copy_of_th
     """`nats.replicas` defaults to 1, and only the pods' environment says 3."""
     operator = await as_user(cluster, keys, "alpha", "operator", "alpha/operator.nk")
     await make_streams(operator, cluster)
-    connection = operator._connection  # type: ignore[attr-defined]
+    connection = operator.connection  # type: ignore[attr-defined]
 
     async def copies() -> int:
         answer = await connection.client.request(f"$JS.API.STREAM.INFO.{node_rollouts_stream('alpha')}", b"", timeout=5)
@@ -291,7 +292,7 @@ async def test_in_a_cluster_a_reply_subject_leads_nowhere_whichever_server_holds
     for index, server in enumerate(cluster):
         generator = await as_user([server], keys, "alpha", "generator", "alpha/generator.nk")
         stored = await generator.publish(node_rollouts("alpha"), b"forged", stream=rollouts, message_id=f"forged-{index}")
-        connection = generator._connection.client  # type: ignore[attr-defined]
+        connection = generator.connection.client  # type: ignore[attr-defined]
         for target in (f"$KV.{bucket}.{POLICY_KEY}", f"$JS.API.STREAM.PURGE.{rollouts}", f"$JS.API.STREAM.DELETE.{rollouts}"):
             for form in (b'{"seq": %d}', b'{"seq": %d, "batch": 1}'):
                 await connection.publish(f"$JS.API.DIRECT.GET.{rollouts}", form % stored.seq, reply=target)
@@ -314,7 +315,7 @@ async def test_in_a_cluster_a_verifier_takes_its_work_from_any_server(cluster: l
         await generator.publish(node_rollouts("alpha"), b"work", stream=rollouts, message_id=f"work-{index}")
         deadline, taken = time.monotonic() + START_TIMEOUT_S, 0
         while (await verifier.stream_state(rollouts)).messages and time.monotonic() < deadline:
-            for delivery in await verifier.fetch(rollouts, VERIFIER_CONSUMER, 10, 1.0):
+            for delivery in await fetch(verifier, rollouts, VERIFIER_CONSUMER, 10, 1.0):
                 await delivery.ack()
                 taken += 1
         assert taken >= 1

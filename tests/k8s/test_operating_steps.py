@@ -20,7 +20,8 @@ import pytest
 
 from shared.contracts.streams import update_swarm_streams
 from shared.contracts.subjects import POLICY_KEY, VERIFIER_CONSUMER, node_rollouts, node_rollouts_stream
-from shared.transport.base import Delivery, Transport, TransportError
+from shared.transport.base import Transport, TransportError
+from shared.transport.nats.pull import Delivery, fetch
 from swarm_cli.replace_file import replace_file
 from tests.k8s.manifests import K8S, environment, find, kubernetes_pages, pod_of, render
 from tests.k8s.test_nats_config import NODES, Server, as_user, cluster, keys, make_streams
@@ -75,7 +76,7 @@ def wipe(server: Server) -> None:
 
 async def replicas_that_are_current(operator: Transport) -> int:
     """Copies of the stream that have all of it."""
-    answer = await operator._connection.client.request(f"$JS.API.STREAM.INFO.{STREAM}", b"", timeout=5)  # type: ignore[attr-defined]
+    answer = await operator.connection.client.request(f"$JS.API.STREAM.INFO.{STREAM}", b"", timeout=5)  # type: ignore[attr-defined]
     others = json.loads(answer.data).get("cluster", {}).get("replicas", [])
     return 1 + sum(bool(each.get("current")) and not each.get("offline") for each in others)
 
@@ -194,7 +195,7 @@ async def test_an_upgrade_loses_nothing_and_lost_volumes_are_filled_again_from_t
 
     # Backup of NATS.
     verifier = await as_user(cluster, keys, "alpha", "verifier", "alpha/verifier.nk", timeout_s=DEADLINE_S)
-    (delivery,) = await verifier.fetch(STREAM, VERIFIER_CONSUMER, 1, DEADLINE_S)
+    (delivery,) = await fetch(verifier, STREAM, VERIFIER_CONSUMER, 1, DEADLINE_S)
     await delivery.ack()
     await until_three_copies(operator, messages=2)
     await operator.kv.put("node_alpha", POLICY_KEY, b"version 7")
@@ -239,7 +240,7 @@ async def test_an_upgrade_loses_nothing_and_lost_volumes_are_filled_again_from_t
     taken = list[Delivery]()
     deadline = time.monotonic() + DEADLINE_S
     while len(taken) < 3 and time.monotonic() < deadline:
-        taken += await verifier.fetch(STREAM, VERIFIER_CONSUMER, 10, 5.0)
+        taken += await fetch(verifier, STREAM, VERIFIER_CONSUMER, 10, 5.0)
     assert stored.seq == 4 and [each.message.seq for each in taken] == [2, 3, 4]
     pointer = await operator.kv.get("node_alpha", POLICY_KEY)
     assert pointer is not None and pointer.value == b"version 7"

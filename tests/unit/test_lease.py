@@ -20,6 +20,7 @@ from shared.lease.holder import Lease, LeaseLost, Newcomer, Term
 from shared.lease.name import NameTaken, take_name
 from shared.transport.base import KeyValue, KvEntry, NotConnected, StreamSpec
 from shared.transport.connect import connect
+from shared.transport.nats.pull import fetch
 from tests.nats_server import own_plane
 
 LEASE_S = 10.0
@@ -146,7 +147,7 @@ async def test_a_holder_that_comes_back_too_late_writes_nothing_and_says_why() -
         lambda: plane.publish("log", b"late", stream="LOG", message_id="late"),
         lambda: plane.purge("LOG", 1),
         lambda: plane.delete("LOG", 1),
-        lambda: plane.fetch("LOG", "worker", 1, 0.1),
+        lambda: fetch(plane, "LOG", "worker", 1, 0.1),
         lambda: plane.ensure_stream(StreamSpec(name="LOG2", subjects=("log2",))),
     ):
         with pytest.raises(LeaseLost, match=r"process 2 on h \(run r\) has taken over lease.trainer .* stops"):

@@ -17,20 +17,25 @@ from typing import Any
 import nats.errors
 import structlog
 
-from shared.transport.base import LONGEST_FETCH_S, Deadline, Delivery, NotConnected, StoredMessage, TransportError
+from shared.transport.base import Deadline, NotConnected, StoredMessage, Transport, TransportError
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.direct import stored_message
 from shared.transport.nats.jetstream_api import NANOSECONDS
+from shared.transport.nats.transport import NatsTransport
 
 log = structlog.get_logger(__name__)
 
+LONGEST_FETCH_S = 5.0
+"""`fetch` never waits longer, whatever its `timeout_s`."""
 ACK_TIMEOUT_S = 5.0
 _SLICE_S = 0.25
 
 
-class NatsDelivery:
-    """A message from a consumer. See `Delivery`."""
+class Delivery:
+    """A message delivered to one reader of a work queue; `deliveries` counts this one too. Only the
+    first call of `ack` or `nak` has an effect.
+    """
 
     def __init__(
         self,
@@ -41,26 +46,18 @@ class NatsDelivery:
         on_settled: Callable[[StoredMessage], None],
     ) -> None:
         self._connection = connection
-        self._message = message
-        self._deliveries = deliveries
+        self.message = message
+        self.deliveries = deliveries
         self._reply = reply
         self._on_settled = on_settled
         self._settled = False
-
-    @property
-    def message(self) -> StoredMessage:
-        return self._message
-
-    @property
-    def deliveries(self) -> int:
-        return self._deliveries
 
     async def ack(self) -> None:
         """Acknowledge, confirmed by the server. Without a confirmation in time this is logged, and
         the message will be delivered again.
         """
         if await self._settle(b"+ACK"):
-            self._on_settled(self._message)
+            self._on_settled(self.message)
 
     async def nak(self, delay_s: float = 0.0) -> None:
         await self._settle(b"-NAK" if delay_s <= 0 else b'-NAK {"delay": %d}' % round(delay_s * NANOSECONDS))
@@ -77,23 +74,23 @@ class NatsDelivery:
             await self._connection.request(self._reply, verdict, Deadline(ACK_TIMEOUT_S), what=f"{verdict[:4].decode()}")
         except NotConnected as error:
             log.warning(
-                "ack_not_confirmed", stream=self._message.stream, seq=self._message.seq, error=str(error), effect="redelivery"
+                "ack_not_confirmed", stream=self.message.stream, seq=self.message.seq, error=str(error), effect="redelivery"
             )
             return False
         return True
 
 
-async def fetch(
-    connection: Connection,
-    stream: str,
-    consumer: str,
-    max_messages: int,
-    timeout_s: float,
-    on_settled: Callable[[StoredMessage], None],
-) -> list[Delivery]:
-    """Up to `max_messages`, or none within `timeout_s`. Raises NotConnected if the consumer does
-    not exist, TransportError if a delivery cannot be read.
+async def fetch(plane: Transport, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
+    """Up to `max_messages` from a durable consumer. Empty if none arrive within `timeout_s`
+    (`LONGEST_FETCH_S` at most).
+
+    Raises:
+        NotConnected: the consumer does not exist, or the plane's fence forbids it.
+        TransportError: a delivery cannot be read.
     """
+    assert isinstance(plane, NatsTransport)
+    await plane.writable()
+    connection, on_settled = plane.connection, plane.chunks.settled
     deadline = Deadline(min(timeout_s, LONGEST_FETCH_S))
     missing = False
     while not deadline.passed and await connection.until_connected(deadline):
@@ -102,7 +99,7 @@ async def fetch(
         except nats.errors.Error:
             found, missing = [], True
         if found:
-            return list(found)
+            return found
         # A server that has no message waits until one comes, or for the deadline; what ends a pull
         # earlier would end the next one as well.
         await asyncio.sleep(min(0.1, deadline.left_s))
@@ -121,9 +118,9 @@ async def _pull(
     max_messages: int,
     deadline: Deadline,
     on_settled: Callable[[StoredMessage], None],
-) -> tuple[list[NatsDelivery], bool]:
+) -> tuple[list[Delivery], bool]:
     """One pull: its deliveries, and whether the consumer was missing."""
-    epoch, found, replies = connection.epoch, list[NatsDelivery](), asyncio.Queue[Any]()
+    epoch, found, replies = connection.epoch, list[Delivery](), asyncio.Queue[Any]()
     request = {"batch": max_messages, "no_wait": True, "expires": max(1, round(deadline.left_s * NANOSECONDS))}
     try:
         async with connection.replies(
@@ -160,7 +157,7 @@ async def _pull(
     return found, False
 
 
-def _delivery(connection: Connection, stream: str, reply: Any, on_settled: Callable[[StoredMessage], None]) -> NatsDelivery | None:
+def _delivery(connection: Connection, stream: str, reply: Any, on_settled: Callable[[StoredMessage], None]) -> Delivery | None:
     """The delivery in a reply, or None for a status. The acknowledgement subject contains the
     numbers, in two formats (ADR-15). Raises TransportError if it does not.
     """
@@ -171,4 +168,4 @@ def _delivery(connection: Connection, stream: str, reply: Any, on_settled: Calla
     with readable(f"delivery from stream {stream}"):
         deliveries, seq, _, stored_ns = (count_of(int(token)) for token in tokens[at : at + 4])
     message = stored_message(stream, reply.subject, seq, stored_ns / NANOSECONDS, bytes(reply.data), reply.headers or {})
-    return NatsDelivery(connection, message, deliveries, reply.reply, on_settled)
+    return Delivery(connection, message, deliveries, reply.reply, on_settled)
