@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from shared.transport.base import ConsumerSpec, Delivery, KeyValue, KvEntry, StreamSpec, Transport
+from shared.transport.base import ConsumerSpec, KeyValue, KvEntry, StreamSpec, Transport
 from shared.transport.connect import connect
-from shared.transport.nats.pull import fetch
+from shared.transport.nats.pull import Delivery, fetch
+from shared.transport.nats.transport import connection_of
 from tests.integration.cancel_at import CancelledAt, Moment
 from tests.integration.transport_planes import LOG, QUEUE, Body, Plane
 
@@ -95,12 +96,9 @@ class Scene:
                 break
             await asyncio.sleep(0.05)
         assert not left()
-        connection = getattr(self.transport, "_connection", None)
-        if connection is not None:
-            assert len(connection.client._subs) == 1, "the one for replies"
-            assert not connection.client._resp_map
-        else:
-            assert not self.transport._link.server._waiting  # type: ignore[attr-defined]
+        client = connection_of(self.transport).client
+        assert len(client._subs) == 1, "the one for replies"
+        assert not client._resp_map
 
 
 Call = Callable[[Scene], Awaitable[Coroutine[Any, Any, object]]]
