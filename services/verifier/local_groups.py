@@ -160,6 +160,7 @@ class LocalScorer:
         await delivery.ack()
 
     def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int, rewards: list[float]) -> None:
+        # To the log, and as a span.
         mean = round(sum(rewards) / len(rewards), 4)
         spans.emit(group_id, spans.SCORE, seconds=result.seconds, task=group.task.ref.dataset, mean_reward=mean)
         self._log.info(

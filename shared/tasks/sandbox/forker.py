@@ -189,6 +189,7 @@ def _named(step: int) -> str:
 
 
 def _forked(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> _Ended:
+    """Score a group in a separate process."""
     read_end, write_end = os.pipe()
     started_s = time.monotonic()
     parent = os.getpid()
