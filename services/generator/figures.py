@@ -83,7 +83,7 @@ class Figures:
             registry=registry,
         )
         self._held_out_tasks = Gauge("swarm_held_out_tasks", "Tasks in the held-out set.", registry=registry)
-        same = "Every replica reports the same value. Absent until the first evaluation."
+        same = "The same in every replica."
         self._pass_ratio = LateGauge(
             "swarm_held_out_pass_ratio",
             f"Share of held-out tasks solved by the newest evaluated policy. {same} Absent also where no pass is defined.",

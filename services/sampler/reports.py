@@ -109,7 +109,7 @@ class Figures:
         )
         self._largest_share = LateGauge(
             "swarm_sampler_groups_per_node_max",
-            "Largest number of foreign groups that any one node gave to the last batch. Absent until the first batch.",
+            "Largest number of foreign groups that any one node gave to the last batch.",
             registry=registry,
         )
         for origin in _ORIGINS:

@@ -62,8 +62,7 @@ class TrainerGauges:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def last(name: str, text: str) -> LateGauge:
-            absent = "Absent until this process has taken a step, and after a step in which nothing was measured."
-            return LateGauge(name, f"{text} in the last step. {absent}", registry=registry)
+            return LateGauge(name, f"{text} in the last step.", registry=registry)
 
         def late(name: str, text: str) -> LateGauge:
             return LateGauge(name, text, registry=registry)
@@ -80,7 +79,7 @@ class TrainerGauges:
         self.unchanged = counter("swarm_trainer_unchanged_steps_total", "Steps that did not change the weights.")
         self.last_step = late(
             "swarm_trainer_last_step_timestamp_seconds",
-            "Unix time of the end of the last step. Absent until this process takes one.",
+            "Unix time of the end of the last step. Absent before.",
         )
         self.seconds = Histogram(
             "swarm_trainer_step_duration_seconds",
@@ -91,7 +90,7 @@ class TrainerGauges:
         )
         for phase in _PHASES:
             self.seconds.labels(phase)
-        published = "Absent until this process has published or confirmed a policy."
+        published = "Absent before the first."
         self._version = late("swarm_policy_version", f"Version of the newest published policy. {published}")
         self._published = late("swarm_policy_published_timestamp_seconds", f"Unix time of the newest publication. {published}")
         self.published_bytes = counter(
@@ -102,10 +101,8 @@ class TrainerGauges:
         )
         self.delta_lost = late(
             "swarm_trainer_delta_lost_ratio",
-            "Share of the LoRA adapters' delta that was lost when the newest policy was rounded to the dtype it is published in: "
-            "1 - <kept, delta> / <delta, delta> over all adapted weights, where kept = rounded(base + delta) - base. 0: nothing is "
-            "lost; 1: the published policy equals the base policy. Generators that round again, to their own model.dtype, lose "
-            "more, which is not included. Absent without adapters, and until this process has published or confirmed a policy.",
+            "Share of the LoRA adapters' delta that was lost when the newest policy was rounded to the dtype it is published in. "
+            "0: nothing; 1: the published policy equals the base policy. What generators lose by rounding again is not included.",
         )
         self.loss = last("swarm_trainer_loss", "Loss")
         self.grad_norm = last("swarm_trainer_grad_norm", "Gradient norm before clipping")
@@ -129,7 +126,7 @@ class TrainerGauges:
         self.learning_rate = last("swarm_trainer_learning_rate", "Learning rate")
         self.reward = Gauge(
             "swarm_trainer_reward",
-            "Mean reward of completions by origin, in the last step that had groups of that origin. Absent until such a step.",
+            "Mean reward of completions by origin, in the last step that had groups of that origin.",
             ["origin"],
             registry=registry,
         )
@@ -154,7 +151,7 @@ class TrainerGauges:
         )
         self.external_logprob = late(
             "swarm_trainer_external_logprob_nats",
-            "Mean logprob per token of the foreign groups chosen by likelihood. Absent until a step makes such a choice.",
+            "Mean logprob per token of the foreign groups chosen by likelihood.",
         )
         self.absurd = counter(
             "swarm_trainer_absurd_answers_total",
@@ -162,12 +159,12 @@ class TrainerGauges:
         )
         self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups tokenized again from their text")
         self.tokens = counter("swarm_trainer_tokens_total", "Completion tokens trained on.")
-        saved = "Absent until this process has written one."
+        saved = "Absent before the first."
         self._checkpoint_step = late("swarm_trainer_checkpoint_step", f"Step of the newest checkpoint. {saved}")
         self._checkpoint_time = late("swarm_trainer_checkpoint_timestamp_seconds", f"Unix time of the newest checkpoint. {saved}")
         self.checkpoint_interval = late(
             "swarm_trainer_checkpoint_interval_steps",
-            "Steps between checkpoints (trainer.checkpoint_every). Absent until the trainer is set up.",
+            "Steps between checkpoints (trainer.checkpoint_every).",
         )
         self.finished = Gauge(
             "swarm_trainer_finished", "1 once all trainer.max_steps steps have been taken, else 0.", registry=registry
@@ -175,7 +172,7 @@ class TrainerGauges:
         self.fallbacks = counter("swarm_trainer_corrupt_checkpoints_total", "Corrupt checkpoints found when the trainer started.")
         self.wait_ratio = LateGauge(
             "swarm_trainer_wait_ratio",
-            f"Share of the last {_WINDOW_STEPS} steps' time spent waiting for a batch. Absent until this process has taken a step.",
+            f"Share of the last {_WINDOW_STEPS} steps' time spent waiting for a batch.",
             registry=registry,
         )
         GpuMemory(registry)

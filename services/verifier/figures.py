@@ -66,7 +66,7 @@ class ScoringFigures:
         self._timeouts = Counter(
             "swarm_scorer_timeouts_total", "Answers that made a scorer hang or die; their reward is unknown.", registry=registry
         )
-        all_replicas = "Every replica reports the same value. Absent until first read."
+        all_replicas = "The same in every replica."
         self._queue = LateGauge(
             "swarm_verify_queue_groups", f"Local groups waiting for a verifier or being scored. {all_replicas}", registry=registry
         )

@@ -42,7 +42,7 @@ class ClockSkew:
         self._gauge = LateGauge(
             "swarm_clock_skew_seconds",
             "How far this machine's clock is ahead of its NATS server's; negative: behind. Other nodes judge the age of this "
-            "node's groups by this clock (60 s). Absent until measured.",
+            "node's groups by this clock (60 s).",
             registry=registry,
         )
 
