@@ -8,14 +8,13 @@ checks as those of `model.path`.
 from __future__ import annotations
 
 import errno
-import functools
 import io
 import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -30,9 +29,9 @@ from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments, pin_problem
 from shared.model.chat_template import ending_token, with_fixed_date
 from shared.model.configuration import ModelLoadError, check_not_quantised, quietly, read_configuration, reading
-from shared.model.gguf_file import GgufHeader, check_readable, read_gguf_header
+from shared.model.gguf_file import GgufFile
 from shared.model.loading import DTYPES, load_causal_lm
-from shared.model.model_size import ModelSize, available_memory_bytes, model_size
+from shared.model.model_size import ModelSize, available_memory_bytes, gigabytes, model_size
 from shared.model.reading import check_tokenizer, read_tokenizer
 from shared.model.weight_files import tensors_of, weight_files
 
@@ -54,7 +53,7 @@ class ImportPlan:
     config: Any
     size: ModelSize
     dtype: str
-    header: GgufHeader | None = None
+    header: GgufFile | None = None
 
     @property
     def folder_bytes(self) -> int:
@@ -88,8 +87,7 @@ def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
     header, files = None, []
     with reading(source.origin, "configuration"):
         if source.kind == "gguf":
-            header = read_gguf_header(source.path)
-            check_readable(header)
+            header = GgufFile(source.path)
             config = AutoConfig.from_pretrained(
                 source.path.parent, gguf_file=source.path.name, **hub_arguments(str(source.path.parent), "")
             )
@@ -115,22 +113,22 @@ def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) 
         fits = max(0.0, (free - _BESIDE_WEIGHTS_BYTES) / _BYTES_PER_PARAMETER)
         raise ModelLoadError(
             f"{plan.source.origin} has {_count(plan.size.parameters)} parameters: importing it takes about "
-            f"{_gigabytes(plan.memory_bytes)} of memory, and {_gigabytes(free)} are free: a model of up to {_count(int(fits))} "
+            f"{gigabytes(plan.memory_bytes)} of memory, and {gigabytes(free)} are free: a model of up to {_count(int(fits))} "
             "parameters fits here, or import it on a larger machine and copy the folder"
         )
     parent = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     if plan.disk_bytes > (left := shutil.disk_usage(parent).free):
         raise ModelLoadError(
-            f"{plan.source.origin} becomes a folder of about {_gigabytes(plan.folder_bytes)}, and importing it takes "
-            f"{_gigabytes(plan.disk_bytes)} for a while; the disk of {parent} has {_gigabytes(left)} left: make room there or "
+            f"{plan.source.origin} becomes a folder of about {gigabytes(plan.folder_bytes)}, and importing it takes "
+            f"{gigabytes(plan.disk_bytes)} for a while; the disk of {parent} has {gigabytes(left)} left: make room there or "
             "choose another folder"
         )
 
 
-def _check_tensors_used(header: GgufHeader, size: ModelSize) -> None:
+def _check_tensors_used(header: GgufFile, size: ModelSize) -> None:
     # transformers ignores tensors that it has no name for. The head of a tied model may be stored
     # twice.
-    doubled = sum(tensor.elements for tensor in header.tensors if tensor.name == "output.weight")
+    doubled = sum(int(tensor.n_elements) for tensor in header.tensors if tensor.name == "output.weight")
     if header.parameters in (size.parameters, size.parameters + doubled):
         return
     extra = [tensor.name for tensor in header.tensors if tensor.name.startswith("rope_")]
@@ -149,10 +147,6 @@ def _own_dtype(files: Sequence[Path]) -> str:
             begin, end = entry["place"]
             stored[entry["dtype"]] += end - begin
     return _STORED.get(stored.most_common(1)[0][0] if stored else "", "float32")
-
-
-def _gigabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def _count(parameters: int) -> str:
@@ -378,7 +372,7 @@ _GPT2_SPLIT = {"", "default", "gpt-2"}
 _BEGINS_WITH_BOS = {"llama3", "llama-v3", "llama-bpe"}
 
 
-def read_gguf_tokenizer(header: GgufHeader) -> tuple[Any, list[str]]:
+def read_gguf_tokenizer(header: GgufFile) -> tuple[Any, list[str]]:
     """The tokenizer, and notes on it in sentences.
 
     Raises:
@@ -387,10 +381,10 @@ def read_gguf_tokenizer(header: GgufHeader) -> tuple[Any, list[str]]:
     tokenizer: Any = AutoTokenizer.from_pretrained(
         header.path.parent, gguf_file=header.path.name, **hub_arguments(str(header.path.parent), "")
     )
-    _drop_foreign_tokens(tokenizer, header.metadata.get("tokenizer.ggml.tokens"))
-    split = str(header.metadata.get("tokenizer.ggml.pre", ""))
+    _drop_foreign_tokens(tokenizer, header.value("tokenizer.ggml.tokens"))
+    split = str(header.value("tokenizer.ggml.pre", ""))
     notes = []
-    if header.metadata.get("tokenizer.ggml.model") == "gpt2":
+    if header.value("tokenizer.ggml.model") == "gpt2":
         if split in _DIGITS_APART:
             tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
                 [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -416,12 +410,12 @@ def _drop_foreign_tokens(tokenizer: Any, listed: object) -> None:
             setattr(tokenizer, name, None)
 
 
-def _begins_with_bos(header: GgufHeader, split: str) -> bool:
+def _begins_with_bos(header: GgufFile, split: str) -> bool:
     # llama.cpp's defaults if the file does not state them.
-    stated = header.metadata.get("tokenizer.ggml.add_bos_token")
+    stated = header.value("tokenizer.ggml.add_bos_token")
     if stated is not None:
         return bool(stated)
-    return header.metadata.get("tokenizer.ggml.model") == "llama" or split in _BEGINS_WITH_BOS
+    return header.value("tokenizer.ggml.model") == "llama" or split in _BEGINS_WITH_BOS
 
 
 def _begin_with_bos(tokenizer: Any) -> None:
@@ -439,27 +433,3 @@ def _known_splits() -> set[str]:
     except ImportError:  # older than 5.19
         return set()
     return set(GGUF_PRE_TOKENIZER_SPLITS)
-
-
-_MADE_ONCE = ("GGUFReader", "get_tensor_name_map")
-"""What `transformers` takes from the package `gguf` at each call."""
-
-
-@contextmanager
-def gguf_read_once() -> Iterator[None]:
-    """In the block, a file's reader and an architecture's table of names are made once. Without the
-    package `gguf`, nothing is changed.
-    """
-    try:
-        import gguf
-    except ImportError:
-        yield
-        return
-    before: dict[str, Any] = {name: getattr(gguf, name) for name in _MADE_ONCE}
-    for name, made in before.items():
-        setattr(gguf, name, functools.cache(made))
-    try:
-        yield
-    finally:
-        for name, made in before.items():
-            setattr(gguf, name, made)

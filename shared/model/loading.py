@@ -12,16 +12,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
+from zipfile import is_zipfile
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from shared.config.section import Dtype
 from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments
-from shared.model.configuration import ModelLoadError, check_not_quantised, meant_attention, read_configuration, reading
+from shared.model.configuration import ModelLoadError, check_not_quantised, meant_attention, quietly, read_configuration, reading
 from shared.model.reading import check_source
 from shared.model.weight_files import local_weights, not_finite, tensors_of, tied_and_not, zero_problem
 
@@ -96,6 +98,7 @@ def load_causal_lm(
     if gguf is None:
         check_not_quantised(config, origin)
         local_weights(model.path, model.revision)
+    _check_layer_types(origin, config)
     attention = meant_attention(config)
     # To look at names and shapes, those in the headers are enough.
     headers = _headers(model) if device == LOOKED_AT else None
@@ -128,18 +131,56 @@ def load_causal_lm(
         _check_not_packed(origin, loaded, local_weights(model.path, model.revision))
     if device == LOOKED_AT:
         return loaded
+    _check_numbers(origin, loaded.state_dict(), ties, outer_matrices(loaded), narrow=dtype == torch.float16)
+    return loaded.to(device).eval()
+
+
+def check_torch_values(files: Sequence[Path], tied: Mapping[str, str], needed: Collection[str]) -> None:
+    """As `shared.model.weight_files.check_values`, for files in torch's format."""
+    tensors: dict[str, Any] = {}
+    for file in files:
+        if file.suffix != ".safetensors":
+            with reading(str(file), "weights"):
+                tensors |= torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
+    if tensors:
+        _check_numbers(str(files[0].parent), tensors, tied, needed)
+
+
+def _check_numbers(
+    origin: str, tensors: Mapping[str, torch.Tensor], tied: Mapping[str, str], needed: Collection[str], *, narrow: bool = False
+) -> None:
     zero: dict[str, bool] = {}
-    for name, value in loaded.state_dict().items():
+    for name, value in tensors.items():
         if not value.is_floating_point() or not value.numel():
             continue
         least, most = torch.aminmax(value)
         if not (torch.isfinite(least) and torch.isfinite(most)):
-            raise ModelLoadError(not_finite(origin, name, narrow=dtype == torch.float16))
-        if value.ndim >= 2 and name not in ties:
+            raise ModelLoadError(not_finite(origin, name, narrow=narrow))
+        if value.ndim >= 2 and name not in tied:
             zero[name] = bool(least == 0) and bool(most == 0)
-    if problem := zero_problem(origin, zero, outer_matrices(loaded)):
+    if problem := zero_problem(origin, zero, needed):
         raise ModelLoadError(problem)
-    return loaded.to(device).eval()
+
+
+def _check_layer_types(origin: str, config: Any) -> None:
+    """Refuse types of layers that transformers knows and this architecture does not compute.
+    Nothing but a pass tells; it is made without numbers.
+    """
+    types = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if types <= {"full_attention"}:
+        return
+    try:
+        with quietly(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            skeleton: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            skeleton(input_ids=torch.zeros((1, 4), dtype=torch.long), use_cache=False)
+    except KeyError as error:
+        if unknown := types.intersection(error.args):
+            raise ModelLoadError(
+                f"{origin}: config.json has layers of the type {unknown.pop()!r} (layer_types), which the architecture "
+                f"{config.model_type} does not compute: take the original model's config.json"
+            ) from None
+    except Exception:  # noqa: BLE001 (a model that decides by its numbers; it is tried with them when it is used)
+        return
 
 
 def outer_matrices(model: Any) -> list[str]:

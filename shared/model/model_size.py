@@ -12,46 +12,25 @@ from transformers import AutoModelForCausalLM
 
 from shared.model.configuration import check_computable
 
-LORA_RANK = 16
-"""The rank that the memory for adapters is computed for."""
-
-_FLOAT32 = 4
-# float32 weights, their gradient, and Adam's two moments
-_TRAINED = 4 * _FLOAT32
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
     """Sizes that follow from a model's shape.
 
-    parameters: tied ones counted once. adapter_parameters: those of LoRA adapters of rank
-    `LORA_RANK` on all linear layers but the head. highest_rank: the highest rank that any of its
-    matrices can have, without embeddings and head; 0 if it has no matrix. context_length,
-    vocabulary: in tokens; context_length is 0 if the configuration states none. cache_numbers:
-    numbers kept per sampled token if every layer keeps keys and values.
+    parameters: tied ones counted once. highest_rank: the highest rank that any of its matrices can
+    have, without embeddings and head; 0 if it has no matrix. context_length, vocabulary: in tokens;
+    context_length is 0 if the configuration states none. cache_numbers: numbers kept per sampled
+    token if every layer keeps keys and values.
     """
 
     architecture: str
     parameters: int
-    adapter_parameters: int
     highest_rank: int
     layers: int
     width: int
     vocabulary: int
     context_length: int
     cache_numbers: int
-
-    def full_training_bytes(self) -> int:
-        """Memory for weights, gradients and moments when all weights are trained; activations come
-        on top and depend on the batch.
-        """
-        return self.parameters * _TRAINED
-
-    def adapter_training_bytes(self, weight_bytes: int) -> int:
-        """Memory for the frozen base at `weight_bytes` per number, and the adapters with gradients
-        and moments; activations come on top.
-        """
-        return self.parameters * weight_bytes + self.adapter_parameters * _TRAINED
 
     def generation_bytes(self, weight_bytes: int, tokens: int) -> int:
         """Memory for weights, and for keys and values of this many tokens at once."""
@@ -71,7 +50,6 @@ def model_size(config: Any) -> ModelSize:
         skeleton: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     text = config.get_text_config()
     head = skeleton.get_output_embeddings()
-    linear = [part for part in skeleton.modules() if isinstance(part, nn.Linear) and part is not head]
     layers, width = int(getattr(text, "num_hidden_layers", 0) or 0), int(getattr(text, "hidden_size", 0) or 0)
     heads = int(getattr(text, "num_attention_heads", 0) or 1)
     key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
@@ -79,7 +57,6 @@ def model_size(config: Any) -> ModelSize:
     return ModelSize(
         architecture=str(config.model_type),
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
-        adapter_parameters=LORA_RANK * sum(part.in_features + part.out_features for part in linear),
         highest_rank=_highest_rank(skeleton, head),
         layers=layers,
         width=width,
@@ -94,6 +71,11 @@ def _highest_rank(model: nn.Module, head: Any) -> int:
     parts = [part for part in model.modules() if part is not head and not isinstance(part, nn.Embedding)]
     weights = [weight for part in parts if isinstance(weight := getattr(part, "weight", None), torch.Tensor)]
     return max((min(weight.shape) for weight in weights if weight.ndim == 2), default=0)
+
+
+def gigabytes(size_bytes: float) -> str:
+    """A size for display: 2.15 GB, 43.0 MB."""
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def available_memory_bytes() -> int | None:

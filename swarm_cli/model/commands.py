@@ -81,10 +81,10 @@ def memory(
     check_named(model, revision)
     import torch  # takes seconds, so a misspelt name is answered before it
 
-    from swarm_cli.model.memory import configuration_of, model_memory, told
+    from swarm_cli.model.memory import configuration_of, memory_lines, model_memory
 
     found = model_memory(configuration_of(model, revision), getattr(torch, dtype), rank=rank, tokens=tokens, width=width, gpus=gpus)
-    typer.echo("\n".join(told(found, dtype, tokens, width)))
+    typer.echo("\n".join(memory_lines(found, dtype, tokens, width)))
 
 
 @model_app.command()

@@ -38,6 +38,8 @@ MOST_READ_BYTES = 4 * 2**30
 """Of larger weights only names and shapes are checked here. The services check all numbers when
 they load them.
 """
+MOST_READ_TORCH_BYTES = 2 * 2**30
+"""The same of files in torch's format, which count toward `MEMORY_BYTES` while they are read."""
 _WEIGHTS = "weights"
 
 
@@ -152,7 +154,7 @@ def _kept(folder: Path, files: Sequence[Path]) -> Path:
     """
     from shared.model.weight_files import tensors_of
 
-    digest = hashlib.sha256(f"{VERSION} ties needed {importlib.metadata.version('transformers')}\n".encode())
+    digest = hashlib.sha256(f"{VERSION} ties needed layers torch {importlib.metadata.version('transformers')}\n".encode())
     digest.update((folder / "config.json").read_bytes())
     for file in files:
         stat = file.stat()
@@ -165,17 +167,22 @@ def _kept(folder: Path, files: Sequence[Path]) -> Path:
 
 
 def _looked_at(model: ModelSection) -> tuple[str, dict[str, str], list[str]]:
-    """What is wrong with the names and shapes of the weights, which tensors are one, and the names
-    of embedding and output layer.
+    """What is wrong with the weights' names and shapes, and with the numbers in files of torch,
+    which tensors are one, and the names of embedding and output layer.
     """
     import torch
 
     from shared.model.configuration import ModelLoadError
-    from shared.model.loading import LOOKED_AT, load_causal_lm, outer_matrices
+    from shared.model.loading import LOOKED_AT, check_torch_values, load_causal_lm, outer_matrices
+    from shared.model.weight_files import local_weights
 
     try:
         loaded = load_causal_lm(model, dtype=torch.float32, device=LOOKED_AT)
-        return "", dict(loaded.all_tied_weights_keys or {}), outer_matrices(loaded)
+        ties, needed = dict(loaded.all_tied_weights_keys or {}), outer_matrices(loaded)
+        files = local_weights(model.path, model.revision)
+        if sum(file.stat().st_size for file in files) <= MOST_READ_TORCH_BYTES:
+            check_torch_values(files, ties, needed)
+        return "", ties, needed
     except ModelLoadError as error:
         return str(error), {}, []
 

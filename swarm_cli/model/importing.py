@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.model.memory import SIDE_BY_SIDE_TOKENS, gigabytes
 
 if TYPE_CHECKING:
     from services.generator.engines import Sample
@@ -38,7 +37,8 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
     """
     from shared.atomic_folder import atomic_folder, refuse_filled
     from shared.model.configuration import ModelLoadError
-    from shared.model.importing import check_room, find_source, gguf_read_once, plan_import, read_model, whole_path, write_model
+    from shared.model.gguf_file import gguf_read_once
+    from shared.model.importing import check_room, find_source, plan_import, read_model, whole_path, write_model
 
     try:
         out = whole_path(out)
@@ -78,33 +78,22 @@ def _tried(folder: Path, out: Path) -> str:
 
 
 def _tell(plan: ImportPlan, read: ReadModel, out: Path, folder_bytes: int) -> None:
-    """Print what one should know before training this model, to avoid failures later: the memory it
-    needs, whether it has a chat template, and its first token.
-    """
-    from shared.model.model_size import LORA_RANK
+    """Print what one should know before training this model, to avoid failures later."""
+    from shared.model.model_size import gigabytes
 
     size = plan.size
-    trained = [gigabytes(size.full_training_bytes()), *(gigabytes(size.adapter_training_bytes(width)) for width in (4, 2))]
-    sampling = [gigabytes(size.generation_bytes(width, SIDE_BY_SIDE_TOKENS)) for width in (4, 2)]
     halved = "; --dtype bfloat16 halves it" if plan.dtype == "float32" else ""
-    lines = [
+    for name, text in [
         ("parameters", f"{size.parameters:,} ({size.architecture}, {size.layers} layers of {size.width})"),
         ("weights", f"{plan.dtype}, a folder of {gigabytes(folder_bytes)}{halved}"),
         ("vocabulary", f"{size.vocabulary:,} tokens{_added(read.tokenizer)}"),
         ("context", f"{size.context_length:,} tokens" if size.context_length else "not limited by the configuration"),
         ("chat template", _chat(read.tokenizer)),
         ("first token", _beginning(read.tokenizer)),
-        (
-            "memory to train",
-            f"all weights {trained[0]}; LoRA of rank {LORA_RANK} {trained[1]} over a float32 base, {trained[2]} over bfloat16; "
-            f"plus activations (swarm model memory {out})",
-        ),
-        ("to generate", f"{sampling[0]} in float32, {sampling[1]} in bfloat16, with {SIDE_BY_SIDE_TOKENS:,} tokens at once"),
-    ]
-    for name, text in lines:
+        ("memory", f"`swarm model memory {out}` estimates it"),
+        *(("note", text) for text in read.notes),
+    ]:
         note(f"{name:<16} {text}")
-    for text in read.notes:
-        note(f"{'note':<16} {text}")
 
 
 def _chat(tokenizer: Any) -> str:

@@ -120,13 +120,17 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
     return ModelMemory(size, ways, size.generation_bytes(dtype.itemsize, SIDE_BY_SIDE_TOKENS), list(dict.fromkeys(reasons)))
 
 
-def gigabytes(size_bytes: float) -> str:
-    """A size for display: 2.15 GB, 43.0 MB."""
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
-
-
-def told(found: ModelMemory, dtype: str, tokens: int, width: int) -> list[str]:
+def memory_lines(found: ModelMemory, dtype: str, tokens: int, width: int) -> list[str]:
     """Lines for a terminal."""
+    from shared.model.model_size import gigabytes
+
+    def total(need: MemoryNeed | None) -> str:
+        return "–" if need is None else gigabytes(need.total)
+
+    def states(way: Way) -> str:
+        need = way.plain or way.recomputing
+        return "–" if need is None else gigabytes(need.states)
+
     size = found.size
     lines = [
         f"{size.architecture}, {size.parameters:,} parameters; products in {dtype}, {tokens:,} padded tokens per pass "
@@ -134,7 +138,7 @@ def told(found: ModelMemory, dtype: str, tokens: int, width: int) -> list[str]:
         "",
         f"{'to train':<30}{'before a pass':>15}{'in a step':>15}{'with trainer.gradient_checkpointing':>38}",
     ]
-    lines += [f"{way.name:<30}{_states(way):>15}{_total(way.plain):>15}{_total(way.recomputing):>38}" for way in found.ways]
+    lines += [f"{way.name:<30}{states(way):>15}{total(way.plain):>15}{total(way.recomputing):>38}" for way in found.ways]
     generating = f"{gigabytes(found.generating):>15}   weights, keys and values of {SIDE_BY_SIDE_TOKENS:,} tokens at once"
     return [
         *lines,
@@ -143,15 +147,6 @@ def told(found: ModelMemory, dtype: str, tokens: int, width: int) -> list[str]:
         "computed for the default settings; torch and CUDA need about 1 GB of a GPU more (docs/models.md: what is not included)",
         *(f"not estimated: {reason}" for reason in found.reasons),
     ]
-
-
-def _states(way: Way) -> str:
-    told = way.plain or way.recomputing
-    return "–" if told is None else gigabytes(told.states)
-
-
-def _total(need: MemoryNeed | None) -> str:
-    return "–" if need is None else gigabytes(need.total)
 
 
 def check_named(model: str, revision: str) -> None:

@@ -18,7 +18,7 @@ from benchmarks.workload import node_config, random_batch
 from services.trainer.learner import Learner
 from services.trainer.memory_need import TrainingPlan, memory_need
 from shared.contracts.messages import Batch
-from swarm_cli.model.memory import model_memory, told
+from swarm_cli.model.memory import memory_lines, model_memory
 from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
 _BODY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -128,7 +128,7 @@ def test_what_cannot_be_told_is_left_out_and_the_rest_is_told() -> None:
     found = model_memory(config, torch.float32, rank=8, tokens=512, width=128, gpus=1)
     whole, adapters = found.ways
     assert whole.plain is not None and whole.recomputing is not None and adapters.plain is None
-    text = "\n".join(told(found, "float32", 512, 128))
+    text = "\n".join(memory_lines(found, "float32", 512, 128))
     assert "LoRA of rank 8                              –" in text
     assert "not estimated: only a model with data shows whether its linear layers can be adapted" in text
 

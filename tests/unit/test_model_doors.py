@@ -143,6 +143,18 @@ def more_tokens(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def torch_file(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    """The weights in torch's own format, as older models have them."""
+
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        torch.save(tensors, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+
+    return apply
+
+
 def zeros(names: str) -> Callable[[Path], None]:
     """Of all matrices whose name contains this."""
 
@@ -207,6 +219,17 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
         weights(lambda tensors: tensors.update({MATRIX: torch.full((64, 32), float("nan"), dtype=torch.bfloat16)})),
         MATRIX,
     ),
+    "nan in a file of torch": (torch_file(lambda tensors: tensors[MATRIX].__setitem__((3, 4), float("nan"))), MATRIX),
+    "infinite in a file of torch": (torch_file(lambda tensors: tensors[MATRIX].__setitem__((3, 4), float("inf"))), MATRIX),
+    "an output layer of zeros in a file of torch": (
+        torch_file(lambda tensors: tensors[HEAD].__setitem__(slice(None), 0.0)),
+        f"{HEAD} is wholly 0",
+    ),
+    "layers of another architecture": (
+        in_json("config.json", layer_types=["full_attention", "chunked_attention"]),
+        "'chunked_attention' (layer_types)",
+    ),
+    "layers without attention": (in_json("config.json", layer_types=["conv", "full_attention"]), "'conv' (layer_types)"),
     "an output layer of zeros": (zeros(HEAD), f"{HEAD} is wholly 0 (1 of 16 matrices"),
     "many matrices of zeros": (zeros("layers.1."), "is wholly 0 (7 of 16 matrices"),
     "integers": (
@@ -449,6 +472,10 @@ def same_head(tensors: dict[str, torch.Tensor]) -> None:
 
 
 RIGHT: dict[str, Callable[[Path], None]] = {
+    "a file of torch": torch_file(lambda tensors: None),
+    "layers with windows": in_json(
+        "config.json", layer_types=["full_attention", "sliding_attention"], use_sliding_window=True, sliding_window=8
+    ),
     "a matrix of zeros": zeros(MATRIX),
     "a buffer of older versions": weights(stale_buffer),
     "tied by config.json, one tensor twice": both(weights(same_head), in_json("config.json", tie_word_embeddings=True)),

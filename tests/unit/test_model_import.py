@@ -70,7 +70,7 @@ def test_a_gguf_file_becomes_the_very_model_that_it_was_written_from(tmp_path: P
         f"{len(TOKENS)} tokens",
         "256 tokens",
         "with a system turn",
-        "memory to train",
+        "swarm model memory",
         "trainer and engine agree",
     ):
         assert fact in said, fact
@@ -81,17 +81,17 @@ def test_the_fields_of_a_file_are_read_once(tmp_path: Path, monkeypatch: pytest.
     import gguf
 
     made: list[str] = []
+    initialise, table = gguf.GGUFReader.__init__, gguf.get_tensor_name_map
 
-    def counted(name: str) -> None:
-        real = getattr(gguf, name)
-        monkeypatch.setattr(gguf, name, lambda *arguments: (made.append(name), real(*arguments))[1])
+    def counted(reader: object, path: str) -> None:
+        made.append("GGUFReader")
+        initialise(reader, path)
 
-    file = write_gguf(tmp_path / "tiny.gguf")
-    counted("GGUFReader")
-    counted("get_tensor_name_map")
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", counted)
+    monkeypatch.setattr(gguf, "get_tensor_name_map", lambda *arguments: (made.append("names"), table(*arguments))[1])
     before = (gguf.GGUFReader, gguf.get_tensor_name_map)
-    import_model(str(file), tmp_path / "out")
-    assert sorted(made) == ["GGUFReader", "get_tensor_name_map"]
+    import_model(str(write_gguf(tmp_path / "tiny.gguf")), tmp_path / "out")
+    assert sorted(made) == ["GGUFReader", "names"]
     assert (gguf.GGUFReader, gguf.get_tensor_name_map) == before
 
 
@@ -178,15 +178,17 @@ def broken_files(folder: Path) -> dict[str, Path]:
     return {
         "is not a GGUF file": file("picture.gguf", b"\x89PNG" + bytes(100)),
         "is not a GGUF file ": file("empty.gguf", b""),
-        "ends inside its header": file("header.gguf", whole[:3000]),
-        "ends inside its header ": file("start.gguf", whole[:10]),
-        "is truncated: its header announces": file("data.gguf", whole[:-500]),
-        "GGUF file of version 50331648": file("turned.gguf", whole[:4] + whole[4:8][::-1] + whole[8:]),
-        "bytes are announced": file("huge.gguf", whole[:24] + struct.pack("<Q", 1 << 60) + whole[32:]),
+        "is truncated": file("header.gguf", whole[:3000]),
+        "is truncated ": file("start.gguf", whole[:10]),
+        "is truncated  ": file("data.gguf", whole[:-500]),
+        "or damaged: it announces": file("turned.gguf", whole[:4] + whole[4:8][::-1] + whole[8:]),
+        "or damaged: it announces ": file("huge.gguf", whole[:24] + struct.pack("<Q", 1 << 60) + whole[32:]),
+        "or damaged: it announces  ": file("list.gguf", whole[:8] + struct.pack("<QQQsIIQ", 0, 1, 1, b"a", 9, 0, 1 << 50)),
+        "version 9": file("newer.gguf", whole[:4] + struct.pack("<I", 9) + whole[8:]),
         "holds the architecture 'clip'": write_gguf(folder / "clip.gguf", architecture="clip"),
         "holds the architecture 't5'": write_gguf(folder / "t5.gguf", architecture="t5"),
         "in the quantisation Q8_1": with_type(write_gguf(folder / "q.gguf"), "blk.0.attn_v.weight", 9),
-        "in the quantisation number 99": with_type(write_gguf(folder / "n.gguf"), "blk.0.attn_v.weight", 99),
+        "is not a valid GGMLQuantizationType": with_type(write_gguf(folder / "n.gguf"), "blk.0.attn_v.weight", 99),
         "is one of 3 parts": write_gguf(folder / "part.gguf", settings={"split.count": 3}),
         "does not contain a model (adapter)": write_gguf(folder / "adapter.gguf", settings={"general.type": "adapter"}),
         "scales its rotary positions (yarn)": write_gguf(folder / "yarn.gguf", settings={"llama.rope.scaling.type": "yarn"}),
@@ -253,7 +255,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read_with_the_size_t
     with pytest.raises(ModelLoadError, match=r"0 million parameters: .* a model of up to 0 million parameters fits here"):
         check_room(plan, tmp_path / "out", memory_bytes=100_000_000)
     large = SimpleNamespace(source=plan.source, size=SimpleNamespace(parameters=70_000_000_000), memory_bytes=525e9, disk_bytes=1)
-    with pytest.raises(ModelLoadError, match=r"70 billion parameters: .* 525.0 GB of memory, and 24.0 GB are free: .* 2.5 billion"):
+    with pytest.raises(ModelLoadError, match=r"70 billion parameters.* 525.00 GB of memory, and 24.00 GB are free: .* 2.5 billion"):
         check_room(large, tmp_path / "out", memory_bytes=24_000_000_000)
 
 

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from services.generator.engines.base import EngineError, PolicyLoadError
 from shared.config.sections import ModelSection
 from shared.model.configuration import ModelLoadError
-from shared.model.loading import LOOKED_AT, load_causal_lm, outer_matrices
+from shared.model.loading import LOOKED_AT, check_torch_values, load_causal_lm, outer_matrices
 from shared.model.prompts import answer_text
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 from shared.model.weight_files import check_values, local_weights
@@ -98,7 +98,9 @@ def load_base(model_path: str, revision: str, *, dtype: torch.dtype, device: tor
     try:
         model = load_causal_lm(_section_of(model_path, revision), dtype=dtype, device=device)
         if device == LOOKED_AT:
-            check_values(local_weights(model_path, revision), model.all_tied_weights_keys or {}, outer_matrices(model))
+            checked = local_weights(model_path, revision), model.all_tied_weights_keys or {}, outer_matrices(model)
+            check_values(*checked)
+            check_torch_values(*checked)
         return model
     except (ModelLoadError, ValueError) as error:
         raise EngineError(str(error)) from error
