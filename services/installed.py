@@ -26,7 +26,7 @@ _REMEDY = (
 
 
 def problem(root: Path = _ROOT) -> str:
-    """What has become of the packages in `root`, and the remedy; empty if all is well.
+    """Describe what replaced the packages in `root`, with the remedy, or return "".
 
     An installed package is compared with the list of files that pip keeps of it. In a source tree
     there is none, and only another folder of the same name that Python finds first can be told.

@@ -25,7 +25,7 @@ COLUMNS = "question,answer"
 
 
 def is_file(name: str) -> bool:
-    """Whether `name` is a file's: no dataset's has a dot or a slash."""
+    """Return whether `name` is a file's: no dataset's has a dot or a slash."""
     return "." in name or "/" in name
 
 

@@ -159,7 +159,7 @@ def _problems(config: NodeConfig) -> Iterator[str]:
 
 
 def _checked(setting: str, file: str, look: Callable[[Path], str | None]) -> Iterator[str]:
-    """What `look` finds wrong with a setting's file, or why the file cannot be read."""
+    """Return what `look` finds wrong with a setting's file, or why the file cannot be read."""
     if not file:
         return
     path = Path(file)
@@ -270,7 +270,7 @@ async def _closed(transport: Transport) -> None:
 
 
 async def _openai_problems(config: NodeConfig) -> list[str]:
-    """What prevents the server from listing its models to a client with the configured key."""
+    """Return what keeps the server from listing its models to a client with the configured key."""
     from services.generator.engines.base import EngineError
     from services.generator.engines.openai_server import OpenAiRequests, server_key
     from shared.runtime.exits import FatalError

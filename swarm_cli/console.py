@@ -74,7 +74,9 @@ def terminal(*, fit: bool = False) -> Console:
 
 
 def is_piped() -> bool:
-    """Whether the result goes to a pipe or a file whose reader did not set a width (COLUMNS)."""
+    """Return whether the result goes to a pipe or a file whose reader did not set a width
+    (COLUMNS).
+    """
     return not sys.stdout.isatty() and not os.environ.get("COLUMNS")
 
 

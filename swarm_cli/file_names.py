@@ -1,4 +1,4 @@
-"""What people call a dataset that is somebody's own file: `questions.jsonl (3f2a91c0)`.
+"""Displayed names of datasets that are somebody's own file: `questions.jsonl (3f2a91c0)`.
 
 Such a dataset is named after a hash of its rows, and messages carry only that. The file's name is
 known on this machine alone: from the records of the generators that read it, and from an entry of
@@ -50,8 +50,8 @@ class FileNames:
         return self._names.get(dataset, "")
 
     def shown(self, dataset: str) -> str:
-        """What a dataset is called wherever people read it: a file by its name and the first digits
-        of its hash, which tell two files of one name apart; any other dataset by its own name.
+        """Return the displayed name of a dataset: a file by its name and the first digits of its
+        hash, which tell two files of one name apart; any other dataset by its own name.
         """
         return with_digits(self.file(dataset), dataset)
 

@@ -57,7 +57,7 @@ class OfferedTask(Message, frozen=True, kw_only=True):
 
 
 class Accepted(Message, frozen=True, kw_only=True):
-    """What the inviting node accepts from others, from its `[verifier]` section."""
+    """Rules of the inviting node for foreign groups, from its `[verifier]` section."""
 
     rule: Literal["same", "dataset", "any"]
     tasks: Annotated[list[OfferedTask], Meta(max_length=MAX_TASKS)]

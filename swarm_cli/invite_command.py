@@ -158,8 +158,8 @@ async def _swarms_seen(url: str) -> list[str]:
 
 
 def accepted(config: NodeConfig) -> Accepted:
-    """What a node with this configuration accepts from others. Tasks from files are left out,
-    because only someone with the same file can derive them.
+    """Return what a node with this configuration accepts from others. Tasks from files are left
+    out, because only someone with the same file can derive them.
     """
     border = config.verifier
     return Accepted(
@@ -213,7 +213,7 @@ def _credential(node: str, observer: bool, folder: Path) -> Credential | None:
 
 
 def _nobody_there(address: str) -> list[str]:
-    """That nobody answers where the token leads. Some of several servers may be away."""
+    """Warn that no server of the token answers. Some of several may be away."""
     if not (away := silent(address, LOOK_S)):
         return []
     return [
@@ -225,7 +225,7 @@ def _nobody_there(address: str) -> list[str]:
 
 
 def _remarks(config: NodeConfig, node: str, observer: bool, address: str) -> list[str]:
-    """What to do with the token, for the person at the terminal."""
+    """Tell the person at the terminal what to do with the token."""
     lines = ["look at the swarm with:  swarm status --token TOKEN" if observer else "the newcomer runs:  swarm join TOKEN"]
     if any(urlsplit(server.strip()).hostname in LOOPBACK for server in address.split(",")):
         lines.append(

@@ -37,7 +37,7 @@ def risky_settings(config: NodeConfig) -> list[str]:
 
 
 def unlike_its_source(config: NodeConfig) -> list[str]:
-    """What the chosen objective deliberately leaves out of its source; empty if nothing."""
+    """Return what the chosen objective deliberately leaves out of its source; empty if nothing."""
     with suppress(ValueError, TypeError):
         differs = configured_objective(config).objective.differs
         return [f"trainer.objective = {config.trainer.objective}: {differs}"] if differs else []

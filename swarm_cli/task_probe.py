@@ -114,8 +114,8 @@ class TaskProbe:
         return [str(problem) for problem in answer["problems"]]
 
     def _ready(self) -> bool:
-        """Whether the process has imported what it needs, for which it has no deadline: a machine
-        may be slow, and nothing of the tasks is read yet.
+        """Return whether the process has imported what it needs, for which it has no deadline: a
+        machine may be slow, and nothing of the tasks is read yet.
         """
         self.begin()
         assert self._process is not None and self._process.stdout is not None

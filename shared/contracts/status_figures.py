@@ -1,6 +1,6 @@
-"""What a process's status (`ServiceStatus`) tells: its state, its figures, and from its age whether
-the process is alive. `swarm status`, `swarm top`, the page and the progress view read it;
-Prometheus has more figures, under other names (docs/metrics.md).
+"""State and figures in a process's status (`ServiceStatus`), and whether its age shows that the
+process is alive. `swarm status`, `swarm top`, the page and the progress view read it; Prometheus
+has more figures, under other names (docs/metrics.md).
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ def other_ports(hub_urls: str, wanted: Collection[int]) -> str:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether `host` is a name or an address of this machine: only those can be listened on."""
+    """Return whether `host` is a name or address of this machine: only those can be listened on."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -346,7 +346,8 @@ def without_roster(invitation: Invitation) -> Invitation:
 
 
 def confirmed(added: list[Member], has_roster: bool) -> bool:
-    """Whether the person at the terminal wants these lines of a token added to the node's roster.
+    """Return whether the person at the terminal wants these lines of a token added to the node's
+    roster.
 
     Raises:
         CommandError: there is no terminal to ask at.

@@ -1,5 +1,5 @@
-"""What `swarm join` checks and reports: for each check a word, whether it passed, and a sentence,
-with the remedy if it did not. Pure.
+"""Checks of `swarm join` and their reports: for each check a word, whether it passed, and a
+sentence, with the remedy if it did not. Pure.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Finding:
 
 
 def software(invitation: Invitation, tasks_version: str) -> Finding:
-    """Whether the versions agree: of the messages, or nothing can be read, and of the tasks, or
-    nothing is accepted.
+    """Return whether the versions agree: of the messages, or nothing can be read, and of the tasks,
+    or nothing is accepted.
     """
     if invitation.swarm_schema != SWARM_SCHEMA_VERSION:
         older = "this machine" if invitation.swarm_schema > SWARM_SCHEMA_VERSION else "the swarm"
@@ -61,7 +61,7 @@ def software(invitation: Invitation, tasks_version: str) -> Finding:
 
 
 def model(config: NodeConfig, problems: Sequence[str]) -> Finding:
-    """Whether the model exists and can be read."""
+    """Return whether the model exists and can be read."""
     if problems:
         return Finding("model", False, problems[0])
     if toy_to_be_built(config):
@@ -70,7 +70,7 @@ def model(config: NodeConfig, problems: Sequence[str]) -> Finding:
 
 
 def tasks(config: NodeConfig, accepted: Accepted, problems: Sequence[str]) -> Finding:
-    """Whether the tasks can be derived, and whether the swarm accepts any of them."""
+    """Return whether the tasks can be derived, and whether the swarm accepts any of them."""
     if problems:
         return Finding("tasks", False, problems[0])
     taken = [spec for spec in config.tasks if takes(accepted, spec)]
@@ -106,7 +106,7 @@ def rows(config: NodeConfig, files: Sequence[FileQuestions]) -> list[Finding]:
 
 
 def takes(accepted: Accepted, spec: TaskSpec) -> bool:
-    """Whether the inviting node accepts groups of this source (its `verifier.accept`)."""
+    """Return whether the inviting node accepts groups of this source (its `verifier.accept`)."""
     if accepted.rule == "any" and spec.source != "file" and spec.dataset not in TASK_SOURCES.installed:
         return True
 
@@ -117,7 +117,7 @@ def takes(accepted: Accepted, spec: TaskSpec) -> bool:
 
 
 def sizes(config: NodeConfig, accepted: Accepted) -> Finding:
-    """Whether the swarm accepts groups as large as this node makes."""
+    """Return whether the swarm accepts groups as large as this node makes."""
     longest = config.generator.max_new_tokens
     if longest > accepted.max_tokens:
         return Finding(
@@ -130,14 +130,14 @@ def sizes(config: NodeConfig, accepted: Accepted) -> Finding:
 
 
 def ports(wanted: Iterable[int], refused: str) -> Finding:
-    """Whether the node's ports are free. refused: in which words joining would say that they are
-    not.
+    """Return whether the node's ports are free. refused: in which words joining would say that they
+    are not.
     """
     return Finding("ports", not refused, refused or f"{', '.join(map(str, sorted(wanted)))} are free")
 
 
 def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, signing_key: str) -> Finding:
-    """Whether the hub answers and lets this node in."""
+    """Return whether the hub answers and lets this node in."""
     if look.refused and look.reached and hub_key and invitation.credential is None:
         return Finding(
             "connection",
@@ -179,7 +179,7 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
 
 
 def storage(look: HubLook) -> Finding | None:
-    """Whether the hub has room for the streams that this node makes there; None if it makes
+    """Return whether the hub has room for the streams that this node makes there; None if it makes
     none.
     """
     capacity = look.capacity
@@ -205,8 +205,8 @@ def storage(look: HubLook) -> Finding | None:
 
 
 def clock(look: HubLook, accepted: Accepted) -> Finding | None:
-    """Whether this machine's clock agrees with the server's: other nodes refuse groups from the
-    future and from long ago. None if the server did not report its time, which some versions do
+    """Return whether this machine's clock agrees with the server's: other nodes refuse groups from
+    the future and from long ago. None if the server did not report its time, which some versions do
     not.
     """
     if look.skew_s is None:
@@ -227,7 +227,7 @@ def clock(look: HubLook, accepted: Accepted) -> Finding | None:
 
 
 def name(look: HubLook, wanted: str, signing_key: str, suggestion: str) -> Finding:
-    """Whether the name is free, or already this node's."""
+    """Return whether the name is free, or already this node's."""
     if look.holder is not None and look.holder.public_key != signing_key:
         return Finding(
             "name",
@@ -238,7 +238,7 @@ def name(look: HubLook, wanted: str, signing_key: str, suggestion: str) -> Findi
 
 
 def admission(invitation: Invitation, wanted: str, signing_key: str) -> Finding | None:
-    """Whether the swarm's roster lists this node; None if it has no roster."""
+    """Return whether the swarm's roster lists this node; None if it has no roster."""
     if not invitation.roster:
         return None
     if any(member.node == wanted and member.public_key == signing_key for member in invitation.roster):
@@ -253,7 +253,7 @@ def admission(invitation: Invitation, wanted: str, signing_key: str) -> Finding 
 
 
 def request_line(wanted: str, hub_key: str, signing_key: str) -> str:
-    """What a newcomer sends to the operator of a secured hub: a name and two public keys."""
+    """Return what a newcomer sends to the operator of a secured hub: a name and two public keys."""
     return f"{wanted} hub={hub_key} signs={signing_key}"
 
 

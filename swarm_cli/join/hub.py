@@ -33,7 +33,7 @@ RENEWED_LATE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HubLook:
-    """What was found. `refused`: why the server does not let this key in, or why it cannot be
+    """State of a hub. `refused`: why the server does not let this key in, or why it cannot be
     trusted, and then it was not reached; `unreachable`: why it does not answer. Both are sentences,
     or empty if all is well.
     """
@@ -101,8 +101,8 @@ async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
 
 
 async def _operates(hub: Transport) -> bool:
-    """Whether this key may do more than a node. A node's request is refused, which takes a line in
-    the server's log.
+    """Return whether this key may do more than a node. A node's request is refused, which takes a
+    line in the server's log.
     """
     from shared.transport.nats.jetstream_api import call
     from shared.transport.nats.transport import connection_of
@@ -115,8 +115,8 @@ async def _operates(hub: Transport) -> bool:
 
 
 async def _skew_s(hub: Transport) -> float | None:
-    """How far this machine's clock is ahead of the server's: exactly, if this user may ask the
-    server about a stream, else by the entry that a node renewed last.
+    """Measure how far this machine's clock is ahead of the server's: exactly, if this user may ask
+    the server about a stream, else by the entry that a node renewed last.
     """
     before = time.time()
     with suppress(TransportError):

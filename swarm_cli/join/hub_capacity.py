@@ -21,7 +21,7 @@ from shared.transport.nats.transport import connection_of
 
 @dataclass(frozen=True, slots=True)
 class HubCapacity:
-    """What the missing streams reserve, with all copies, and what the hub lets them.
+    """Bytes that the missing streams reserve, with all copies, and that the hub lets them.
 
     `there_bytes`: what it could still reserve; None if that is enough or not known.
     `account_bytes`: the account's limit if that is too small. `off`: why it keeps no streams.
@@ -90,8 +90,8 @@ async def _is_missing(hub: Transport, stream: str) -> bool:
 
 
 async def _too_little(connection: Connection, needed: int, replicas: int) -> int | None:
-    """What the server can still reserve, to a 32nd of what is needed; None if that is enough, or if
-    it does not say.
+    """Measure what the server can still reserve, to a 32nd of what is needed; None if that is
+    enough, or if it does not say.
     """
     if await _reserves(connection, needed, replicas) is not False:
         return None
@@ -106,8 +106,8 @@ async def _too_little(connection: Connection, needed: int, replicas: int) -> int
 
 
 async def _reserves(connection: Connection, size_bytes: int, replicas: int) -> bool | None:
-    """Whether the server makes a stream of this size, all copies counted; None if something else
-    prevents that.
+    """Return whether the server makes a stream of this size, all copies counted; None if something
+    else prevents that.
     """
     config = {
         "name": PROBE,

@@ -97,8 +97,8 @@ def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> 
 
 
 def _trusts_less(file: Path, known: HubIdentity, invitation: Invitation) -> bool:
-    """Whether each certificate of the token is one of those that the folder trusts already, the
-    newest among them: an older token, made before the newest was added, would take that away.
+    """Return whether each certificate of the token is one of those that the folder trusts already,
+    the newest among them: an older token, made before the newest was added, would take that away.
     """
     try:
         trusted = read_plain(file, _MOST_BYTES)
@@ -365,8 +365,8 @@ def kept_tasks(offered: list[dict[str, Any]], known: list[dict[str, Any]]) -> li
 
 
 def _sources(entries: list[dict[str, Any]]) -> list[tuple[str, str, float, str]]:
-    """What the tasks depend on, and how often they are drawn; empty if they are not valid, which is
-    told where they are used.
+    """Return what the tasks depend on and how often they are drawn. Empty if they are not valid,
+    which is told where they are used.
     """
     try:
         specs = [TaskSpec.model_validate(entry) for entry in entries]

@@ -96,21 +96,23 @@ def read(pem: str) -> ServerCertificate:
 
 
 def belongs(key_pem: str, certificate_pem: str) -> bool:
-    """Whether the certificate matches this key. Raises CertificateError if either cannot
-    be read.
+    """Return whether the certificate matches this key. Raises CertificateError if either cannot be
+    read.
     """
     return read(certificate_pem).public_key == _public(_key(key_pem).public_key())
 
 
 def is_signed_by(certificate_pem: str, authorities_pem: str) -> bool:
-    """Whether one of the authorities signed the certificate directly, without an intermediate."""
+    """Return whether one of the authorities signed the certificate directly, without an
+    intermediate.
+    """
     certificate = _certificates(certificate_pem)[0]
     return any(_issued(certificate, each) for each in _certificates(authorities_pem))
 
 
 def leads_to(chain_pem: str, authorities_pem: str) -> bool:
-    """Whether the first certificate of `chain_pem` leads to one of the authorities, if need be by
-    the intermediate certificates after it.
+    """Return whether the first certificate of `chain_pem` leads to one of the authorities, if need
+    be by the intermediate certificates after it.
     """
     authorities, chain = _certificates(authorities_pem), _certificates(chain_pem)
     current, others = chain[0], chain[1:]

@@ -193,7 +193,7 @@ def found_files(objects: Objects, wanted: Iterable[Expected], namespace: str) ->
 
 
 def is_installed(objects: Objects, namespace: str) -> bool:
-    """Whether `namespace` has anything of a swarm, even of nodes that were not named."""
+    """Return whether `namespace` has anything of a swarm, even of nodes that were not named."""
     return any(
         each["metadata"].get("namespace") == namespace and not _ENTRIES.isdisjoint(each.get("data") or {}) for each in objects
     )
@@ -429,7 +429,9 @@ def accounts_nodes(accounts: str) -> set[str]:
 
 
 def observer_is_lost(folder: Path, accounts: str) -> bool:
-    """Whether the cluster's servers admit spectators by a key that is missing from the folder."""
+    """Return whether the cluster's servers admit spectators by a key that is missing from the
+    folder.
+    """
     return f"{{ # {OBSERVER}\n" in accounts and not key_file(folder, OPERATOR, OBSERVER).exists()
 
 

@@ -117,7 +117,7 @@ class ConsumerEntry(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What a stream held, as the server counts it."""
+    """Content of a stream, as the server counts it."""
 
     messages: int
     bytes: int
@@ -332,7 +332,7 @@ def backup(
 
 
 def belongs_to(stream: str, node: str) -> bool:
-    """Whether a stream belongs to the node, by its name."""
+    """Return whether a stream belongs to the node, by its name."""
     return stream.startswith(f"NODE_{node.upper()}_") or stream == bucket_stream(node_bucket(node))
 
 

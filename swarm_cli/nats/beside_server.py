@@ -100,7 +100,7 @@ class Watch:
 
     @property
     def listening(self) -> bool:
-        """Whether an advisory would be received now."""
+        """Return whether an advisory would be received now."""
         return self._connection.connected and self._listening_on is self._connection.client
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -186,7 +186,7 @@ class Reloads:
         self._next_at = 0.0
 
     def due(self, found: str, now: float) -> bool:
-        """Whether to signal the server now. `found`: digest of its files; `now` in seconds."""
+        """Return whether to signal the server. `found`: digest of its files; `now` in seconds."""
         if found != self._known:
             self._known, self._left, self._next_at = found, SIGNALS, now
         return self._left > 0 and now >= self._next_at

@@ -109,7 +109,7 @@ def ask(url: str) -> Server:
 
 
 def storage_finding(whose: str, used: int, most: int) -> Iterator[str]:
-    """Whether a store is nearly full. `most` below 1: no limit."""
+    """Return whether a store is nearly full. `most` below 1: no limit."""
     if most > 0 and used / most >= STORAGE_NEARLY_FULL:
         yield f"{whose} has used {used / most:.0%} of its JetStream storage; at 100 % every stream refuses messages"
 
@@ -224,7 +224,7 @@ def _read_consumer(entry: dict[str, Any], now: float) -> Consumer:
 
 
 def _behind(copy: dict[str, Any]) -> str:
-    """What is wrong with a copy; empty if nothing is."""
+    """Describe what is wrong with a copy, or return ""."""
     name, lag = copy.get("name"), int(copy.get("lag") or 0)
     if copy.get("offline"):
         return f"{name} is offline"
@@ -327,7 +327,7 @@ def report(
 
 
 async def until_settled(look: Callable[[], Awaitable[Report]], patience_s: float = SETTLING_S) -> Report:
-    """What `look` sees once every stream is settled, or after `patience_s`."""
+    """Return what `look` sees once every stream is settled, or after `patience_s`."""
     deadline = Deadline(patience_s)
     while True:
         found = await look()

@@ -44,7 +44,7 @@ COPIES_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What to restore, and how."""
+    """A stream to restore, and how."""
 
     folder: Path
     entries: tuple[StreamEntry, ...]
@@ -55,7 +55,7 @@ class _Wanted:
     made_at: float
 
     def copies(self, entry: StreamEntry) -> int:
-        """How many copies a stream has once it is restored."""
+        """Count the copies of a stream once it is restored."""
         return self.replicas or entry.replicas
 
 
@@ -267,7 +267,7 @@ async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> No
 
 
 async def _copies_behind(connection: Connection, stream: str) -> bool:
-    """Whether other servers' copies of the stream are still incomplete after `COPIES_S`."""
+    """Return whether other servers' copies of the stream are still incomplete after `COPIES_S`."""
     deadline = Deadline(COPIES_S)
     while True:
         info = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(LISTING_S), f"stream {stream}")
@@ -282,7 +282,7 @@ async def _copies_behind(connection: Connection, stream: str) -> bool:
 
 
 def _how_to_go_on(wanted: _Wanted, failed: str, done: Collection[str], error: Exception) -> str:
-    """What happened, and the command that restores the rest. The server itself undoes an
+    """Tell what happened, and the command that restores the rest. The server itself undoes an
     interrupted transfer, and a stream that is not what was backed up is removed again.
     """
     left = " ".join(f"--stream {shlex.quote(entry.name)}" for entry in wanted.entries if entry.name not in done)

@@ -21,8 +21,8 @@ MOST_STREAMS = 64
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What an account may store. The server counts every copy of a stream, and space that a stream
-    reserves even if it is unused.
+    """Limits on what an account may store. The server counts every copy of a stream, and space that
+    a stream reserves even if it is unused.
     """
 
     gib: int

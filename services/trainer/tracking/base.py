@@ -80,8 +80,8 @@ def tracking_problems(config: NodeConfig) -> list[str]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether `package` can be imported. A folder of that name does not count: wandb writes one
-    called `wandb` wherever it is used, and Python takes any folder for a package.
+    """Return whether `package` can be imported. A folder of that name does not count: wandb writes
+    one called `wandb` wherever it is used, and Python takes any folder for a package.
     """
     found = find_spec(package)
     return found is not None and found.origin is not None

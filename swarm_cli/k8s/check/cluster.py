@@ -34,7 +34,7 @@ class Cluster:
     """For each kind that could not be read, why; rules do not judge it."""
 
     def knows(self, kind: str) -> bool:
-        """Whether objects of this kind were read."""
+        """Return whether objects of this kind were read."""
         return kind in self.listed
 
     def names(self, kind: str) -> set[str]:
@@ -99,7 +99,7 @@ def current_context(context: str) -> str:
 
 
 def why_no_cluster() -> tuple[str, str]:
-    """What is missing if `current_context` is empty, and the remedy."""
+    """Describe what is missing if `current_context` is empty, with the remedy."""
     if shutil.which("kubectl") is None:
         return "kubectl is not on the PATH", "install it"
     return "kubectl has no current context", "set KUBECONFIG to the cluster's kubeconfig, or run `kubectl config use-context NAME`"

@@ -84,8 +84,8 @@ class Derived:
         self._ended = False
 
     def checked(self, tasks: Given, held_out: int) -> Checked:
-        """What is wrong with the sources, and how many rows their files have. Sources whose files
-        are not here are left out, but keep their number.
+        """Find faults of the sources, and count the rows of their files. Sources whose files are
+        not here are left out, but keep their number.
         """
         specs = [TaskSpec.model_validate_json(settings) for settings, _ in tasks]
         unread = frozenset(number for number, spec in enumerate(specs) if spec.source == "file" and tasks[number][1] is None)
@@ -167,7 +167,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """What is wrong, and what becomes of a container that reads it: `would end with code ...`."""
+    """A fault, and what becomes of a container that reads it: `would end with code ...`."""
 
     sentence: str
     effect: str = f"would end with code {EXIT_CONFIG}"
@@ -232,7 +232,7 @@ def _loaded(reader: _Reader) -> tuple[NodeConfig | None, list[_Problem]]:
 
 
 def _setting_problems(config: NodeConfig, rows: Checked) -> list[_Problem]:
-    """What `swarm config check` finds that is the same on every machine."""
+    """Return findings of `swarm config check` that are the same on every machine."""
     objective = objective_problem(config)
     return [_Problem(each) for each in [*([objective] if objective else []), *rows.problems]]
 

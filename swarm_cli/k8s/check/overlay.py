@@ -84,7 +84,7 @@ class Workload:
         }
 
     def alone_on_a_machine(self) -> bool:
-        """Whether two of its pods must not be on one machine."""
+        """Return whether two of its pods must not be on one machine."""
         terms = self.pod.get("affinity", {}).get("podAntiAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", [])
         return any(term.get("topologyKey") == "kubernetes.io/hostname" for term in terms)
 

@@ -214,8 +214,8 @@ _NO_GPU = (
 
 
 def machine_findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """What the scheduler would report about each pod on otherwise empty machines, and about all
-    pods together. Resources that other pods use are ignored.
+    """Find what the scheduler would report about each pod on otherwise empty machines, and about
+    all pods together. Resources that other pods use are ignored.
     """
     if not cluster.knows("nodes"):
         return

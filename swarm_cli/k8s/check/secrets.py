@@ -21,7 +21,7 @@ HUB = "nats-hub"
 
 
 def made_by_apply(overlay: Overlay, reference: Reference) -> bool:
-    """Whether cert-manager makes the object when the overlay is applied."""
+    """Return whether cert-manager makes the object when the overlay is applied."""
     return reference.kind == "Secret" and reference.name in {
         each["spec"].get("secretName") for each in overlay.with_kind("Certificate")
     }
@@ -42,7 +42,7 @@ def how_made(overlay: Overlay, reference: Reference) -> str:
 
 
 def how_added(overlay: Overlay, reference: Reference, key: str) -> str:
-    """How one entry of an object is corrected, as a remedy."""
+    """Describe how one entry of an object is corrected."""
     made = how_made(overlay, reference)
     return (
         made
