@@ -223,8 +223,8 @@ async def test_an_own_worker_that_answers_nonsense_is_replaced_and_its_jobs_are_
     nonsense = iter([[["x", {"a": 1}]], [[[0.5], None]]])
     results = Child.results
 
-    async def instead(child: Child, on_slow: object) -> object:
-        true = await results(child, on_slow)  # type: ignore[arg-type]
+    async def instead(child: Child) -> object:
+        true = await results(child)
         return next(nonsense, true)
 
     monkeypatch.setattr(Child, "results", instead)

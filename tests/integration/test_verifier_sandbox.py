@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from shared.cancelling import cancel_and_wait
 from shared.config.sections import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.rewards import Mark
@@ -53,20 +52,6 @@ async def test_a_hanging_answer_costs_only_itself() -> None:
         for result in results[:10] + results[11:]:
             assert result.rewards == [1.0, 0.0]
             assert result.timeouts == 0
-
-
-async def test_jobs_that_a_hanging_answer_holds_up_go_to_another_worker() -> None:
-    async with ScorerPool(workers=2, answer_timeout_s=20.0, memory_mb=2048, tasks=SPECS) as scorers:
-        await scorers.run(jobs_on_gcd() * 20)
-        hanging = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG_ASLEEP])]))
-        started = time.monotonic()
-        # Some of these are sent to the worker that hangs, before or behind the answer at which it
-        # does.
-        results = await scorers.run(jobs_on_gcd() * 3)
-        assert time.monotonic() - started < 15.0
-        assert all(result.rewards == [1.0, 0.0] and result.timeouts == 0 for result in results)
-        assert not hanging.done()
-        await cancel_and_wait(hanging)
 
 
 async def test_results_are_in_the_order_of_the_jobs_whatever_the_batches() -> None:

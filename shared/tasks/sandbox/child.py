@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,11 +161,8 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.write(pack_frame(jobs))
 
-    async def results(self, on_slow: Callable[[tuple[int, int]], None]) -> list[list[Any]]:
+    async def results(self) -> list[list[Any]]:
         """The next finished jobs, at least one, in the order in which they were sent.
-
-        `on_slow` is called with the job and step that have already taken a part of the answer
-        timeout.
 
         Raises:
             WorkerLost: no step was finished within the answer timeout, and the worker was killed;
@@ -186,8 +183,6 @@ class Child:
                     return list(reading.result())
                 now = self._progress.read()
                 last, unchanged = now, unchanged + 1 if now == last else 0
-                if unchanged and now is not None:
-                    on_slow(now)
         except (EOFError, OSError):
             raise await self._lose("died", hung=False) from None
         except (ValueError, TypeError):

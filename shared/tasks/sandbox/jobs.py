@@ -77,18 +77,13 @@ class Request:
 
 
 class Entry:
-    """A job in progress. `held` counts the places that have it: the queue, and the workers that it
-    was sent to.
-
-    `charged_s`: seconds during which it occupied processes that were then lost.
-    """
+    """A job in progress. `charged_s`: seconds for which it occupied processes that were then lost."""
 
     __slots__ = (
         "charged_s",
         "chars",
         "died",
         "finished",
-        "held",
         "hung",
         "job",
         "losses",
@@ -104,7 +99,6 @@ class Entry:
         self.request = request
         self.place = place
         self.chars = sum(map(len, job.texts))
-        self.held = 0
         self.hung: set[int] = set()
         self.died: set[int] = set()
         self.losses = 0

@@ -12,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shared.cancelling import cancel_and_wait
@@ -158,7 +157,6 @@ class ScorerPool:
             if len(job.texts) > MAX_ANSWERS:
                 raise ValueError(f"{len(job.texts)} answers to one task: {MAX_ANSWERS} at most")
             entry = Entry(job, name_for(job.ref), request, place)
-            entry.held = 1
             if job.sender is not None:
                 if not self._foreign.running:
                     raise SandboxError("no process for foreign groups runs (verifier.foreign_workers)")
@@ -187,8 +185,7 @@ class ScorerPool:
 # blame for a hang, and replaces workers.
 #
 # A job interrupted by another job's hang runs again on the next worker and loses nothing; only the
-# reward of the answer that hung is unknown. Jobs behind a slow one go to other workers, if there
-# are any.
+# reward of the answer that hung is unknown.
 
 
 _log = logging.getLogger(__name__)
@@ -277,7 +274,7 @@ class LocalLane:
             if queue.idle:
                 woken.clear()
                 await woken.wait()
-            results = await queue.child.results(partial(self._relieve, queue))
+            results = await queue.child.results()
             try:
                 queue.take(results, time.monotonic())
             except (ValueError, TypeError, LookupError) as error:
@@ -299,19 +296,6 @@ class LocalLane:
             while queue.room and (batch := self._waiting.next_batch(queue.room)):
                 queue.send(batch, time.monotonic())
                 self._queues[queue].set()
-
-    def _relieve(self, queue: WorkerQueue, step: tuple[int, int]) -> None:
-        """Give the jobs that wait behind a slow one to other workers. If the slow job finishes in
-        time after all, a job that was done twice counts once.
-        """
-        others = [other for other in self._queues if other is not queue]
-        if others:
-            queue.stall()
-            waiting = queue.besides(step[0])
-            for entry in waiting:
-                entry.held += 1
-            self._waiting.put_back(waiting)
-            self._dispatch()
 
 
 # The jobs sent to one worker, in order, and how many to send at a time. Pure bookkeeping.
@@ -372,7 +356,7 @@ class WorkerQueue:
             if not self._entries:
                 raise BrokenReply("more results than jobs")
             self._entries[0].take(result)
-            self._entries.popleft().held -= 1
+            self._entries.popleft()
         self._first += len(results)
         while self._batches and self._batches[0][0] <= self._first:
             _, jobs = self._batches.popleft()
@@ -380,27 +364,15 @@ class WorkerQueue:
             self._batch_jobs = max(1, self._batch_jobs // 2, min(fitting, 2 * self._batch_jobs, MAX_BATCH_JOBS))
             self._busy_since_s = now_s
 
-    def besides(self, number: int) -> list[Entry]:
-        """Unsettled jobs other than job `number` that no other worker has, including earlier ones
-        whose results have not been sent yet.
-        """
-        others = [entry for job, entry in enumerate(self._entries, self._first) if job != number]
-        return [entry for entry in others if entry.held == 1 and not entry.over]
-
     def lose(self, lost: WorkerLost) -> list[Entry]:
-        """Blame the job that the worker was working on. Returns, in order, the unsettled jobs that
-        no other worker has.
-        """
-        entries = list(self._entries)
-        self._entries.clear()
-        for entry in entries:
-            entry.held -= 1
+        """Blame the job that the worker was working on. Returns the unsettled jobs in order."""
+        entries = self.release()
         guilty = entries[lost.step[0] - self._first] if lost.step and 0 <= lost.step[0] - self._first < len(entries) else None
         if lost.step is None or guilty is None:
             _blame_nobody(entries, lost)
         else:
             _blame(guilty, lost.step[1], lost)
-        return [entry for entry in entries if entry.held == 0 and not entry.over]
+        return [entry for entry in entries if not entry.over]
 
     def release(self) -> list[Entry]:
         entries = list(self._entries)
@@ -445,7 +417,6 @@ class WaitingJobs:
     def put_back(self, entries: Sequence[Entry]) -> None:
         """Put jobs back, in their order, ahead of everything that came later."""
         for entry in reversed(entries):
-            entry.held = max(1, entry.held)
             self._line_of(entry).appendleft(entry)
 
     def next_batch(self, room: int) -> list[Entry]:
@@ -455,9 +426,7 @@ class WaitingJobs:
         for line in (self._urgent, self._others):
             while line and len(batch) < room and chars < BATCH_CHARS:
                 entry = line.popleft()
-                if entry.over:
-                    entry.held -= 1
-                else:
+                if not entry.over:
                     batch.append(entry)
                     chars += entry.chars
         return batch
