@@ -77,7 +77,7 @@ class Request:
 
 
 class Entry:
-    """A job in progress. `charged_s`: seconds for which it occupied processes that were then lost."""
+    """A job in progress. `charged_s`: seconds that it occupied processes that were then lost."""
 
     __slots__ = (
         "charged_s",
