@@ -174,7 +174,8 @@ def _where_to_look(command: str, error: Exception) -> str:
 
     if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected) or isinstance(error, ServerSilent):
         return ""
-    from swarm_cli.runs import RunGone, afterwards, running_elsewhere
+    from swarm_cli.runs import RunGone, afterwards
+    from swarm_cli.target import running_elsewhere
 
     look = f"swarm {command}" if command in _READING_COMMANDS else ""
     gone = [afterwards(error.folder, look)] if isinstance(error, RunGone) else []

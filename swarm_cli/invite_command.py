@@ -27,7 +27,8 @@ from swarm_cli.chosen_config import LOOPBACK, ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, silent, write_token
-from swarm_cli.runs import RunNote, read_note, running_swarm, runs_of_this_user
+from swarm_cli.runs import RunNote, read_note, runs_of_this_user
+from swarm_cli.target import only_run
 
 LOOK_S = 3.0
 _CHOOSE = "swarm invite --url"
@@ -89,7 +90,10 @@ def _swarm_here(config: NodeConfig) -> RunNote | None:
     """The note of the run that is running in this folder; None if none is, or the configuration
     names a server.
     """
-    return None if "swarm_url" in config.nats.model_fields_set else running_swarm(config.node.var_dir, _CHOOSE)
+    if "swarm_url" in config.nats.model_fields_set:
+        return None
+    found = only_run(config.node.var_dir, lambda note: f"{_CHOOSE} {shlex.quote(note.swarm_url)}")
+    return found[1] if found else None
 
 
 def _configured_swarm(config: NodeConfig) -> str:

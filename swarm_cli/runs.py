@@ -1,8 +1,8 @@
-"""The runs of this machine: which are running and where, which server a command means, how each
-ended, and the command that starts it again.
+"""The runs of this machine: which are running and where, how each ended, and the command that
+starts it again.
 
 A running `swarm up` or `swarm join` holds `up.lock` in its run's folder and leaves a note beside
-it (`swarm_cli.local` writes both). The kernel's list of open files therefore knows every run's
+it (`swarm_cli.local` takes the lock). The kernel's list of open files therefore knows every run's
 folder, and nothing is written down that could be out of date.
 """
 
@@ -13,15 +13,14 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
 import msgspec
 
-from shared.config import NodeConfig
+from shared.contracts.wire import NodeId
 from shared.plain_files import open_plain, read_plain
 from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, MAX_CRASHES
 from shared.text import visible
@@ -32,13 +31,6 @@ from swarm_cli.replace_file import replace_file
 NOTE = "up.json"
 _MARK = "up.own"
 _MARK_BYTES = 200
-
-
-def mark_as_own(folder: Path) -> None:
-    """Write down that the note in `folder` was written there. Raises CommandError if it cannot be
-    written.
-    """
-    replace_file(folder / _MARK, _marks(folder)[1] + "\n")
 
 
 def is_own(folder: Path) -> bool:
@@ -62,102 +54,57 @@ def _marks(folder: Path) -> tuple[int, str]:
     return note.st_uid, f"{note.st_dev}:{note.st_ino}:{note.st_ctime_ns}"
 
 
-_LONGEST = 4_000
-_DIGITS = 5
-"""Of a port; more nodes than that are none that `swarm up` can have started."""
+MAX_NODES = 64
+_PORT = msgspec.Meta(ge=1, le=65_535)
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class StartOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Options of `swarm up` that say which nodes run where; None or empty if not given."""
 
-    nodes: int | None = None
-    names: tuple[str, ...] = ()
-    config: Path | None = None
-    nats_port: int | None = None
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] | None = None
+    names: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=MAX_NODES)] = ()
+    config: str = ""
+    nats_port: Annotated[int, _PORT] | None = None
     nats_url: str = ""
-    base_port: int | None = None
+    base_port: Annotated[int, _PORT] | None = None
+
+    def words(self) -> Iterator[str]:
+        """The options as words for a shell, such as `--nodes 3`."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            option = "--name" if name == "names" else "--" + name.replace("_", "-")
+            for each in value if isinstance(value, tuple) else [value] if value else []:
+                yield f"{option} {shlex.quote(str(each))}"
+
+    def command(self, run: str) -> str:
+        """The `swarm up` command of a run with these options."""
+        return " ".join(["swarm up --run", shlex.quote(run), *self.words()])
 
 
-def options_in(command: str) -> Given:
-    """The options in a note's `swarm up` command; none if it is another command."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # an unclosed quote, which `swarm up` never writes
-        words = []
-    if words[:3] != ["swarm", "up", "--run"]:
-        return Given()
-    pairs = list(zip(words[4::2], words[5::2], strict=False))
-    said = dict(pairs)
-    return Given(
-        _number(said.get("--nodes")),
-        tuple(value for option, value in pairs if option == "--name"),
-        Path(said["--config"]) if "--config" in said else None,
-        _number(said.get("--nats-port")),
-        said.get("--nats-url", ""),
-        _number(said.get("--base-port")),
-    )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() and len(text) <= _DIGITS else None
-
-
-def as_options(given: Given) -> Iterator[str]:
-    """The options as words for a shell, such as `--nodes 3`."""
-    for field in fields(Given):
-        value = getattr(given, field.name)
-        option = "--name" if field.name == "names" else "--" + field.name.replace("_", "-")
-        for each in value if isinstance(value, tuple) else [value] if value else []:
-            yield f"{option} {shlex.quote(str(each))}"
-
-
-def continues(command: str, folder: Path) -> bool:
-    """Whether `command`, from the note of the run in `folder`, is as `swarm up` writes it for this
-    run, and nothing else: it is shown to be copied into a shell, and the note may be somebody
-    else's. From another folder a relative configuration, as earlier versions noted it, would be
-    another file.
-    """
-    if len(command) > _LONGEST or visible(command) != command:
-        return False
-    options = options_in(command)
-    if options.config and (not options.config.is_absolute() or in_a_run(options.config, folder)):
-        return False
-    words = ["swarm", "up", "--run", folder.name, *shlex.split(" ".join(as_options(options)))]
-    return command == shlex.join(words)
-
-
-def stays_here(command: str) -> bool:
-    """Whether `command` names neither a configuration nor a server."""
-    options = options_in(command)
-    return not options.config and not options.nats_url
-
-
-def in_a_run(config: Path, folder: Path) -> bool:
+def in_a_run(config: str, folder: Path) -> bool:
     """Whether `config` lies in a run's folder beside or in `folder`, before or after links are
     followed. Whoever made that run may have written it, and a configuration says where keys are
     sent.
     """
-    places = [(Path(os.path.abspath(config)), Path(os.path.abspath(folder.parent))), (config.resolve(), folder.parent.resolve())]
-    return any(file.is_relative_to(place) for file, place in [*places, (config.resolve(), folder.resolve())])
+    places = [(Path(os.path.abspath(config)), Path(os.path.abspath(folder.parent)))]
+    places += [(Path(config).resolve(), place.resolve()) for place in (folder.parent, folder)]
+    return any(file.is_relative_to(place) for file, place in places)
 
 
 LOCK = "up.lock"
 _NOTE_BYTES = 65_536
-JOINED = "the same `swarm join`"
-"""A note's `goes_on` for a run of `swarm join`, whose token it does not keep."""
 
 
 class RunNote(msgspec.Struct, frozen=True):
-    """node_url, swarm_url: servers of the nodes' streams and of the swarm's; swarm_url "none": no
-    swarm. goes_on: the command that continues the run. swarm_id: the swarm that its nodes are in;
-    empty if an earlier version wrote the note. started_in: the folder from which relative paths of
-    the configuration count; empty likewise.
+    """A run's servers and options. node_url, swarm_url: servers of the nodes' streams and of the
+    swarm's; swarm_url "none": no swarm. options: with which `swarm up` was last started; "join": it
+    is a run of `swarm join`, whose token is not kept. swarm_id: the swarm that its nodes are in; ""
+    if it is not known. started_in: the folder from which relative paths of the configuration count.
     """
 
     node_url: str
     swarm_url: str
-    goes_on: str
+    options: StartOptions | Literal["join"]
     swarm_id: str = ""
     started_in: str = ""
 
@@ -196,91 +143,45 @@ def running_since(folder: Path) -> float | None:
         return None
 
 
+def write_note(folder: Path, note: RunNote) -> None:
+    """Replace the run's note, as this user's own."""
+    replace_file(folder / NOTE, msgspec.json.encode(note).decode() + "\n")
+    replace_file(folder / _MARK, _marks(folder)[1] + "\n")
+
+
 def read_note(folder: Path) -> RunNote | None:
-    """The run's note; None if there is none or another version wrote it, or if its addresses are
-    none: they are printed in commands, and the note may be somebody else's.
+    """The run's note; None if there is none, another version wrote it, or one of its texts cannot
+    be printed: they stand in commands, and the note may be somebody else's.
     """
     try:
         note = msgspec.json.decode(read_plain(folder / NOTE, _NOTE_BYTES), type=RunNote)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    written = (note.node_url, note.swarm_url, note.swarm_id)
-    return None if any(" " in text or visible(text) != text for text in written) else note
+    options = note.options if isinstance(note.options, StartOptions) else StartOptions()
+    words = [note.node_url, note.swarm_url, note.swarm_id, options.nats_url]
+    printable = all(visible(text) == text for text in [*words, options.config, note.started_in])
+    somewhere = not options.config or Path(options.config).is_absolute()
+    return note if printable and somewhere and not any(" " in word for word in words) else None
 
 
 def goes_on(folder: Path) -> str:
     """The command that continues the run in `folder`, as far as it is known, wherever this process
-    is.
+    is. A copied note's configuration or server is not shown: it may be a stranger's.
     """
-    left = read_note(folder)
-    if left and left.goes_on == JOINED:
-        return JOINED
-    if left and continues(left.goes_on, folder) and (is_own(folder) or stays_here(left.goes_on)):
-        return (_to(left.started_in) if is_own(folder) else "") + left.goes_on
+    note, own = read_note(folder), is_own(folder)
+    if note is not None and note.options == "join":
+        return "the same `swarm join`"
+    if note is not None and isinstance(note.options, StartOptions):
+        config = note.options.config
+        believed = own or not (config or note.options.nats_url)
+        if believed and not (config and in_a_run(config, folder)):
+            return (_to(note.started_in) if own else "") + note.options.command(folder.name)
     return f"swarm up --run {folder.name}, with the options that it was started with"
 
 
 def _to(started_in: str) -> str:
     """What takes a shell to this folder from the current one."""
-    elsewhere = started_in and visible(started_in) == started_in and Path(started_in) != Path.cwd()
-    return f"cd {shlex.quote(started_in)} && " if elsewhere else ""
-
-
-def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
-    """The servers that a command uses: the nodes' and the swarm's (None: no swarm).
-
-    They are the ones given on the command line (`node_url`, `swarm_url`), else those that the
-    configuration names, else those of the only run on this machine, else the default.
-
-    Raises:
-        CommandError: several runs are running and none was chosen.
-    """
-    folder = only_running(config, node_url)
-    found = read_note(folder) if folder else None
-    node = node_url or (found.node_url if found else config.nats.node_url)
-    swarm = swarm_url or node_url or (found.swarm_url if found else config.nats.swarm_url) or "none"
-    return node, None if swarm == "none" else swarm
-
-
-def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
-    """Folder of the only run on this machine; None if none is running, or if the command line
-    (`node_url`) or the configuration names a server.
-
-    Raises:
-        CommandError: several runs are running and none was chosen.
-    """
-    if node_url or "node_url" in config.nats.model_fields_set:
-        return None
-    found = _only_run(config.node.var_dir, lambda note: f"--node-url {shlex.quote(note.node_url)}")
-    return found[0] if found else None
-
-
-def run_at(var_dir: Path, node_url: str) -> str:
-    """The run running on this machine whose nodes' streams are on this server; empty if there is
-    none, or several.
-    """
-    names = [folder.name for folder in running_runs(var_dir) if (note := read_note(folder)) and note.node_url == node_url]
-    return names[0] if len(names) == 1 else ""
-
-
-def running_swarm(var_dir: Path, command: str) -> RunNote | None:
-    """The note of the only running run, with its swarm's server; None: none is running.
-
-    command: what takes the server's address, for the message.
-
-    Raises:
-        CommandError: several are.
-    """
-    found = _only_run(var_dir, lambda note: f"{command} {shlex.quote(note.swarm_url)}")
-    return found[1] if found else None
-
-
-def _only_run(var_dir: Path, named: Callable[[RunNote], str]) -> tuple[Path, RunNote] | None:
-    noted = [(folder, note) for folder in running_runs(var_dir) if (note := read_note(folder))]
-    if len(noted) > 1:
-        lines = [f"  {named(note)}   run {folder.name}" for folder, note in noted]
-        raise CommandError("several runs are running here: choose one with\n" + "\n".join(lines))
-    return noted[0] if noted else None
+    return f"cd {shlex.quote(started_in)} && " if started_in and Path(started_in) != Path.cwd() else ""
 
 
 def pid_in(file: TextIO) -> int:
@@ -301,7 +202,6 @@ def pid_in(file: TextIO) -> int:
 
 
 _PROCESSES = Path("/proc")
-_SAID = 5
 VAR_DIR_VARIABLE = "SWARM_NODE__VAR_DIR"
 DEFAULT_VAR_DIR = Path("var")
 SERVER_LOG = "nats.log"
@@ -323,63 +223,6 @@ def run_on_server(var_dir: Path, node_url: str) -> Path | None:
     running = {folder.absolute() for folder in (*running_runs(var_dir), *runs_of_this_user())}
     there = [folder for folder in running if (note := read_note(folder)) and note.node_url == node_url]
     return there[0] if len(there) == 1 and (there[0] / SERVER_LOG).is_file() else None
-
-
-def running_elsewhere() -> list[str]:
-    """A line for each of the runs (the first few), with what a command needs to look at it."""
-    noted = [(folder, note) for folder in runs_of_this_user() if (note := read_note(folder))]
-    return [
-        f"Run {visible(folder.name, 80)} is running in {visible(str(folder.parent.parent), 200)}: --node-url {note.node_url}"
-        for folder, note in noted[:_SAID]
-    ]
-
-
-def unnamed_server(var_dir: Path, node_url: str) -> str:
-    """What is known of the server at the usual address if neither a run of this folder nor the user
-    names one: whoever started it, its run is not this folder's.
-    """
-    found = run_on_server(var_dir, node_url)
-    whose = (
-        f"which run {visible(found.name, 80)} of {visible(str(found.parent.parent), 400)} has started"
-        if found
-        else "which may be another user's"
-    )
-    return f"no run is running in this folder; the server at {visible(node_url, 400)} answers, {whose}"
-
-
-def is_named(config: NodeConfig, node_url: str, swarm_url: str = "") -> bool:
-    """Whether the command line or the configuration names a server, or a run is running here.
-
-    Raises:
-        CommandError: several are.
-    """
-    named = node_url or swarm_url or config.nats.model_fields_set & {"node_url", "swarm_url"}
-    return bool(named) or only_running(config) is not None
-
-
-def refuse_unnamed_server(config: NodeConfig, node_url: str, swarm_url: str = "") -> None:
-    """Refuse to change anything on a server that is not named (`is_named`). Raises CommandError."""
-    if is_named(config, node_url, swarm_url):
-        return
-    raise CommandError(
-        "no run is running in this folder, and neither the command nor the configuration names a server: add --node-url or "
-        "--swarm-url, or --config" + "".join(f"\n{line}" for line in running_elsewhere())
-    )
-
-
-def no_run_here(run: str, var_dir: Path, what_is_there: str) -> str:
-    """A message: there is no run of this name in `var_dir`, but what is, where this one is if that
-    can be known, and how another folder is named.
-
-    It is known of a folder in which something is running; nobody keeps a list of the others.
-    """
-    known = {folder.parent.parent for folder in runs_of_this_user()} - {var_dir.absolute()}
-    found = sorted(each for each in known if run and (each / "runs" / run).is_dir())[:1]
-    where = shlex.quote(visible(str(found[0]), 400)) if found else "FOLDER/var"
-    place = "var/ of the current folder" if var_dir == Path("var") else "node.var_dir"
-    remedy = f"It is in {where}: set" if found else f"Runs are looked for in {place}; for one that was started in FOLDER, set"
-    here = visible(str((var_dir / "runs").absolute()), 400)
-    return f"no run {run!r} in {here}: {what_is_there}\n{remedy} {VAR_DIR_VARIABLE}={where}"
 
 
 def _own_processes() -> Iterator[Path]:

@@ -1,10 +1,13 @@
-"""The swarm that a command looks at: the one of `--node-url` or `--run`, or the only one here."""
+"""Which run and which server a command means: those that the command line or the configuration
+names, else those of the only run that is running on this machine.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,27 +17,28 @@ from urllib.parse import urlsplit
 import typer
 
 from shared.config import NodeConfig
+from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.console import note as tell
 from swarm_cli.errors import CommandError
 from swarm_cli.runs import (
-    NOTE,
+    DEFAULT_VAR_DIR,
+    VAR_DIR_VARIABLE,
     RunEnd,
     RunGone,
+    RunNote,
     newest_ended,
-    no_run_here,
-    only_running,
     read_end,
     read_note,
-    run_at,
+    run_on_server,
     running_runs,
-    servers,
-    unnamed_server,
+    runs_of_this_user,
 )
 from swarm_cli.server_diagnosis import naming_silent_server
 
 _LISTENS_S = 2.0
+_RUNS_NAMED = 5
 LookRunOption = Annotated[
     str,
     typer.Option("--run", help="Run to look at, running or ended.  [default: the running one]", show_default=False),
@@ -57,18 +61,156 @@ class Target:
     swarm_id: str = ""
 
 
+def default_target(config: NodeConfig, node_url: str, swarm_url: str = "") -> Target:
+    """What a command looks at if no run was named: the servers of the command line, else those of
+    the configuration, else those of the only run on this machine, else the usual ones.
+
+    Raises:
+        CommandError: several runs are running and none was chosen.
+    """
+    named = bool(node_url) or "node_url" in config.nats.model_fields_set
+    found = None if named else only_run(config.node.var_dir, lambda note: f"--node-url {shlex.quote(note.node_url)}")
+    folder, note = found or (None, None)
+    node = node_url or (note.node_url if note else config.nats.node_url)
+    swarm = swarm_url or node_url or (note.swarm_url if note else config.nats.swarm_url) or "none"
+    known = (folder.name, note.swarm_id) if folder and note else ("", "")
+    return Target(node, None if swarm == "none" else swarm, known[0], named=named, swarm_id=known[1])
+
+
+def only_run(var_dir: Path, choice: Callable[[RunNote], str]) -> tuple[Path, RunNote] | None:
+    """The only running run's folder and note; None: none is running. choice: the option that
+    chooses a run, for the message.
+
+    Raises:
+        CommandError: several are.
+    """
+    noted = [(folder, note) for folder in running_runs(var_dir) if (note := read_note(folder))]
+    if len(noted) > 1:
+        lines = [f"  {choice(note)}   run {folder.name}" for folder, note in noted]
+        raise CommandError("several runs are running here: choose one with\n" + "\n".join(lines))
+    return noted[0] if noted else None
+
+
+def run_at(var_dir: Path, node_url: str) -> str:
+    """The run running on this machine whose nodes' streams are on this server; empty if there is
+    none, or several.
+    """
+    names = [folder.name for folder in running_runs(var_dir) if (note := read_note(folder)) and note.node_url == node_url]
+    return names[0] if len(names) == 1 else ""
+
+
 def run_here(var_dir: Path, target: Target) -> str:
     """The running run of this machine that is looked at; empty if it has ended or is elsewhere."""
     return "" if target.ended is not None else target.run or run_at(var_dir, target.node_url)
 
 
-def default_target(config: NodeConfig, node_url: str, swarm_url: str = "") -> Target:
-    """What a command looks at if no run was named. Raises CommandError if several are running."""
-    node, swarm = servers(config, node_url, swarm_url)
-    found = only_running(config, node_url)
-    named = bool(node_url) or "node_url" in config.nats.model_fields_set
-    note = read_note(found) if found else None
-    return Target(node, swarm, found.name if found else "", named=named, swarm_id=note.swarm_id if note else "")
+def running_elsewhere() -> list[str]:
+    """A line for each of the runs (the first few), with what a command needs to look at it."""
+    noted = [(folder, note) for folder in runs_of_this_user() if (note := read_note(folder))]
+    return [
+        f"Run {visible(folder.name, 80)} is running in {visible(str(folder.parent.parent), 200)}: --node-url {note.node_url}"
+        for folder, note in noted[:_RUNS_NAMED]
+    ]
+
+
+def is_named(config: NodeConfig, target: Target, swarm_url: str = "") -> bool:
+    """Whether the command line or the configuration names a server, or a run is running here."""
+    return target.named or bool(target.run or swarm_url) or "swarm_url" in config.nats.model_fields_set
+
+
+def refuse_unnamed_server(config: NodeConfig, node_url: str, swarm_url: str = "") -> None:
+    """Refuse to change anything on a server that is not named (`is_named`). Raises CommandError."""
+    if is_named(config, default_target(config, node_url, swarm_url), swarm_url):
+        return
+    raise CommandError(
+        "no run is running in this folder, and neither the command nor the configuration names a server: add --node-url or "
+        "--swarm-url, or --config" + "".join(f"\n{line}" for line in running_elsewhere())
+    )
+
+
+def unnamed_server(var_dir: Path, node_url: str) -> str:
+    """What is known of the server at the usual address if neither a run of this folder nor the user
+    names one: whoever started it, its run is not this folder's.
+    """
+    found = run_on_server(var_dir, node_url)
+    whose = (
+        f"which run {visible(found.name, 80)} of {visible(str(found.parent.parent), 400)} has started"
+        if found
+        else "which may be another user's"
+    )
+    return f"no run is running in this folder; the server at {visible(node_url, 400)} answers, {whose}"
+
+
+def find_run(run: str, var_dir: Path) -> Path:
+    """Folder of a run, given by name or by path.
+
+    Raises:
+        CommandError: there is no such run; the message names the newest runs.
+    """
+    for folder in (var_dir / "runs" / run, Path(run)):
+        if folder.is_dir():
+            return folder
+    raise no_run_here(run, var_dir)
+
+
+def no_run_here(run: str, var_dir: Path) -> CommandError:
+    """The error that there is no run of this name in `var_dir`, with the newest that are there,
+    where this one is if that can be known (something is running in that folder), and how another
+    folder is named.
+    """
+    runs = var_dir / "runs"
+    newest = sorted((each for each in runs.glob("*") if each.is_dir()), key=lambda each: -each.stat().st_mtime)[:_RUNS_NAMED]
+    there = f"the newest are {', '.join(each.name for each in newest)}" if newest else "there are none; `swarm up` makes one"
+    known = {folder.parent.parent for folder in runs_of_this_user()} - {var_dir.absolute()}
+    found = sorted(each for each in known if run and (each / "runs" / run).is_dir())[:1]
+    where = shlex.quote(visible(str(found[0]), 400)) if found else "FOLDER/var"
+    place = "var/ of the current folder" if var_dir == Path("var") else "node.var_dir"
+    remedy = f"It is in {where}: set" if found else f"Runs are looked for in {place}; for one that was started in FOLDER, set"
+    here = visible(str(runs.absolute()), 400)
+    return CommandError(f"no run {run!r} in {here}: {there}\n{remedy} {VAR_DIR_VARIABLE}={where}")
+
+
+def running_run(run: str, var_dir: Path | None) -> Path:
+    """Folder of the named run, or of the only running one.
+
+    var_dir: the folder that holds `runs/`; None: the usual one here. A run that is named but not
+    there is then looked for among all that this user's processes are running.
+
+    Raises:
+        CommandError: the named run is not running, or no name was given and none or several are.
+    """
+    runs = (var_dir or DEFAULT_VAR_DIR) / "runs"
+    running = running_runs(var_dir or DEFAULT_VAR_DIR)
+    if run and runs / run in running:
+        return runs / run
+    if not run and len(running) == 1:
+        return running[0]
+    if not run and running:
+        raise CommandError(f"several runs are running: name one of {', '.join(folder.name for folder in running)}")
+    elsewhere = runs_of_this_user()
+    meant = [folder for folder in elsewhere if folder.name == run]
+    if len(meant) == 1 and var_dir is None:
+        return meant[0]
+    what = f"run {run!r}" if run else "no `swarm up`"
+    raise CommandError(f"{what} is{' not' if run else ''} running in {runs}: {_instead(meant or elsewhere)}")
+
+
+def _instead(elsewhere: Sequence[Path]) -> str:
+    if not elsewhere:
+        return "nothing of yours is running on this machine (end a `honcho start` with Ctrl-C)"
+    lines = [
+        f"  run {visible(folder.name, 80)}   --var-dir {shlex.quote(visible(str(folder.parent.parent), 400))}"
+        for folder in elsewhere
+    ]
+    return "\n".join(["choose one that is running on this machine", *lines])
+
+
+def where_runs_are(config: NodeConfig) -> str:
+    """The option, with a leading space, that commands need to find a run by its name; empty if they
+    look in the right folder anyway.
+    """
+    found_unasked = VAR_DIR_VARIABLE in os.environ or config.node.var_dir == DEFAULT_VAR_DIR
+    return "" if found_unasked else f" --var-dir {shlex.quote(str(config.node.var_dir))}"
 
 
 def ended_here(var_dir: Path, target: Target) -> tuple[Path, RunEnd] | None:
@@ -140,9 +282,7 @@ def _chosen(config: NodeConfig, run: str, node_url: str, swarm_url: str, only_he
         swarm = swarm_url or note.swarm_url
         return Target(note.node_url, None if swarm == "none" else swarm, run, swarm_id=note.swarm_id)
     if not folder.is_dir():
-        newest = sorted(folder.parent.glob(f"*/{NOTE}"), key=lambda each: each.stat().st_mtime, reverse=True)
-        names = ", ".join(each.parent.name for each in newest[:5])
-        raise CommandError(no_run_here(run, config.node.var_dir, f"the newest are {names}" if names else "there are none"))
+        raise no_run_here(run, config.node.var_dir)
     if only_here:
         raise CommandError(
             f"run {run} was not started by `swarm up` on this machine, so its server is not known here: name it with --node-url"

@@ -47,10 +47,10 @@ from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_
 from swarm_cli.local.control import ControlHandler, answering, holding_run, refuse_running
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, OTHER_PORTS, SWARM_URL_VARIABLE, Layout, check_ports, process_lines
 from swarm_cli.local.supervisor import lines_for_people, run_lines
-from swarm_cli.local.up import configured_base_port, note_of, write_note
+from swarm_cli.local.up import configured_base_port, note_of
 from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
-from swarm_cli.runs import JOINED, STOPPED_BY_SIGNAL, forget_end, write_end
+from swarm_cli.runs import STOPPED_BY_SIGNAL, forget_end, write_end, write_note
 from swarm_cli.task_probe import begin_deriving
 from swarm_cli.toml_view import config_toml
 
@@ -176,7 +176,7 @@ class Newcomer:
             ensure_toy_policy(config)
             self._configure(steps)
             forget_end(run_folder)
-            write_note(run_folder, note_of(layout, JOINED, config.nats.swarm_id))
+            write_note(run_folder, note_of(layout, "join", config.nats.swarm_id))
             outcome = run_lines(
                 process_lines(layout),
                 os.environ,

@@ -14,10 +14,9 @@ import errno
 import fcntl
 import json
 import os
-import shlex
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,24 +27,14 @@ import typer
 from shared.plain_files import NO_FILE, open_plain
 from shared.registry import did_you_mean
 from shared.roles import ROLES
-from shared.text import error_text, visible
+from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.local.procfile import MAX_NODES, Layout, check_ports, node_of, process_lines
+from swarm_cli.local.procfile import Layout, check_ports, node_of, process_lines
 from swarm_cli.local.supervisor import Supervisor
 from swarm_cli.local.untrusted_run import refuse_what_would_grow, reject_escaping_links
-from swarm_cli.runs import (
-    DEFAULT_VAR_DIR,
-    LOCK,
-    VAR_DIR_VARIABLE,
-    goes_on,
-    holder,
-    is_own,
-    pid_in,
-    restart_options,
-    running_runs,
-    runs_of_this_user,
-)
+from swarm_cli.runs import LOCK, MAX_NODES, VAR_DIR_VARIABLE, goes_on, holder, is_own, pid_in, restart_options
+from swarm_cli.target import running_run
 
 SOCKET = "up.sock"
 _QUESTION_S = 10.0
@@ -152,41 +141,6 @@ def _taken(file: TextIO) -> bool:
         except BlockingIOError:
             time.sleep(0.02)
     return False
-
-
-def running_run(run: str, var_dir: Path | None) -> Path:
-    """Folder of the named run, or of the only running one.
-
-    var_dir: the folder that holds `runs/`; None: the usual one here. A run that is named but not
-    there is then looked for among all that this user's processes are running.
-
-    Raises:
-        CommandError: the named run is not running, or no name was given and none or several are.
-    """
-    runs = (var_dir or DEFAULT_VAR_DIR) / "runs"
-    running = running_runs(var_dir or DEFAULT_VAR_DIR)
-    if run and runs / run in running:
-        return runs / run
-    if not run and len(running) == 1:
-        return running[0]
-    if not run and running:
-        raise CommandError(f"several runs are running: name one of {', '.join(folder.name for folder in running)}")
-    elsewhere = runs_of_this_user()
-    meant = [folder for folder in elsewhere if folder.name == run]
-    if len(meant) == 1 and var_dir is None:
-        return meant[0]
-    what = f"run {run!r}" if run else "no `swarm up`"
-    raise CommandError(f"{what} is{' not' if run else ''} running in {runs}: {_instead(meant or elsewhere)}")
-
-
-def _instead(elsewhere: Sequence[Path]) -> str:
-    if not elsewhere:
-        return "nothing of yours is running on this machine (end a `honcho start` with Ctrl-C)"
-    lines = [
-        f"  run {visible(folder.name, 80)}   --var-dir {shlex.quote(visible(str(folder.parent.parent), 400))}"
-        for folder in elsewhere
-    ]
-    return "\n".join(["choose one that is running on this machine", *lines])
 
 
 def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION_S) -> dict[str, Any]:

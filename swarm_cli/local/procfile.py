@@ -24,7 +24,6 @@ from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG, shown
 DEFAULT_NATS_PORT = 4222
 DEFAULT_BASE_PORT = 9400
 PORTS_PER_NODE = 10
-MAX_NODES = 64
 SERVER, VIEW = "nats", "progress"
 """Processes that are no node's."""
 SWARM_URL_VARIABLE = "SWARM_NATS__SWARM_URL"

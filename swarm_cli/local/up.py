@@ -8,13 +8,13 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import msgspec
 import typer
+from msgspec import structs
 
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
@@ -32,7 +32,6 @@ from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import ControlHandler, answering, holding_run
 from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
-    MAX_NODES,
     OTHER_PORTS,
     PORTS_PER_NODE,
     SWARM_URL_VARIABLE,
@@ -42,25 +41,23 @@ from swarm_cli.local.procfile import (
     render_procfile,
 )
 from swarm_cli.local.supervisor import GRACE_S, Outcome, lines_for_people, run_lines
-from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.replace_file import replace_file
 from swarm_cli.risky_settings import left_out_rows, risky_settings, row_limit_warnings
 from swarm_cli.runs import (
+    MAX_NODES,
     NOTE,
     STOPPED_BY_SIGNAL,
-    Given,
     RunNote,
-    as_options,
+    StartOptions,
     forget_end,
     in_a_run,
     is_own,
     killed_often,
-    mark_as_own,
-    options_in,
     read_note,
     write_end,
+    write_note,
 )
+from swarm_cli.target import where_runs_are
 from swarm_cli.task_probe import SMALLER, begin_deriving
 
 _HIGHEST_PORT = 65_535
@@ -105,11 +102,12 @@ def up(
     """
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: omit --no-progress")
-    given, taken = resume_options(Given(nodes, tuple(name or []), config, nats_port, nats_url, base_port), checked_run(run))
+    asked = StartOptions(nodes, tuple(name or []), str(config or ""), nats_port, nats_url, base_port)
+    given, taken = resume_options(asked, checked_run(run))
     if taken and not print_procfile:
         note(f"run {run}: continued with its earlier options, {' '.join(taken)}")
     nodes = given.nodes or len(given.names) or Layout().nodes
-    environment = run_environment(given.config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
+    environment = run_environment(_path(given), run or time.strftime("%Y%m%d-%H%M%S"), steps)
     os.environ.update(environment)
     node_config = load_config()
     layout = Layout(
@@ -230,46 +228,54 @@ def configured_base_port(config: NodeConfig, nodes: int) -> int:
 # What a run that is continued takes over from its last start.
 
 
-def resume_options(given: Given, run: str) -> tuple[Given, list[str]]:
-    """`given`, completed with the options of the run's earlier start that are missing now; and a
-    list of the options added. An earlier option that contradicts a given one is left out.
+def resume_options(given: StartOptions, run: str) -> tuple[StartOptions, list[str]]:
+    """Complete `given` with the options of the run's earlier start that are missing now, and list
+    those that were added. An earlier option that contradicts a given one is left out.
 
     Raises:
-        CommandError: the earlier start's configuration lies in a run's folder, or is a relative
-            path, as earlier versions noted it; or the run was copied here, and its note names a
-            configuration, a server, or more nodes than start by default; or it was started in
-            another folder, from which its configuration names files.
+        CommandError: the earlier start's configuration lies in a run's folder; or the run was
+            copied here, and its note names a configuration, a server, or more nodes than start by
+            default; or another version wrote the note, and no configuration is given; or the run
+            was started in another folder, from which its configuration names files.
     """
-    folder = load_chosen(given.config).node.var_dir / "runs" / run
-    note = read_note(folder) if run else None
+    folder = load_chosen(_path(given)).node.var_dir / "runs" / run
+    note, named = read_note(folder) if run else None, given.config or os.environ.get(CONFIG_FILE_VARIABLE)
     if note is None:
+        if run and not named and (folder / NOTE).is_file():
+            raise CommandError(
+                f"the options of run {run} are not known, as {visible(str(folder / NOTE), 400)} was written by another version: "
+                "name its configuration with --config, and give its other options again"
+            )
         return given, []
-    before = options_in(note.goes_on)
-    if given.nodes or given.names or _count(before) > MAX_NODES:
-        before = replace(before, nodes=None, names=())
-    if given.config or os.environ.get(CONFIG_FILE_VARIABLE):
-        before = replace(before, config=None)
+    before = note.options if isinstance(note.options, StartOptions) else StartOptions()
+    if given.nodes or given.names:
+        before = structs.replace(before, nodes=None, names=())
+    if given.nats_url or given.nats_port:
+        before = structs.replace(before, nats_url="", nats_port=None)
+    if named:
+        before = structs.replace(before, config="")
     if before.config and in_a_run(before.config, folder):
         raise CommandError(
-            f"run {run} was last started with the configuration {visible(str(before.config), 200)}, which lies in a run's folder, "
-            "so whoever made that run may have written it: read it, and give it with --config, or give your own"
+            f"run {run} was last started with the configuration {visible(before.config, 200)}, which lies in a run's folder, so "
+            "whoever made that run may have written it: read it, and give it with --config, or give your own"
         )
-    if given.nats_url or given.nats_port:
-        before = replace(before, nats_url="", nats_port=None)
-    if (before.config or before.nats_url) and not is_own(folder):
-        raise CommandError(_named_elsewhere(run, before))
-    if before.config and not before.config.is_absolute():
+    many = max(before.nodes or 0, len(before.names)) > Layout().nodes
+    risky = structs.replace(before, nats_port=None, base_port=None, **({} if many else {"nodes": None, "names": ()}))
+    if not is_own(folder) and (words := " ".join(risky.words())):
         raise CommandError(
-            f"run {run} was last started with the configuration {visible(str(before.config), 200)}, and its note does not say in "
-            "which folder: give the file with --config"
+            f"the files of run {run} were copied here or changed since its last start, so its note may be somebody else's; it "
+            f"names {visible(words, 400)}. If you trust that, give it again, else your own (--config, --nats-url or --nats-port, "
+            "--nodes)"
         )
-    if _count(before) > Layout().nodes and not is_own(folder):
-        raise CommandError(_many_elsewhere(run, before))
-    added = {field.name: getattr(before, field.name) for field in fields(Given) if not getattr(given, field.name)}
-    goes_on = replace(given, **added)
+    missing = {name: getattr(before, name) for name in before.__struct_fields__ if not getattr(given, name)}
+    complete = structs.replace(given, **missing)
     if note.started_in and is_own(folder):
-        _refuse_other_files(run, Path(note.started_in), load_chosen(goes_on.config))
-    return goes_on, list(as_options(Given(**added)))
+        _refuse_other_files(run, Path(note.started_in), load_chosen(_path(complete)))
+    return complete, list(StartOptions(**missing).words())
+
+
+def _path(options: StartOptions) -> Path | None:
+    return Path(options.config) if options.config else None
 
 
 def _refuse_other_files(run: str, started_in: Path, config: NodeConfig) -> None:
@@ -287,43 +293,16 @@ def _refuse_other_files(run: str, started_in: Path, config: NodeConfig) -> None:
             )
 
 
-def _count(given: Given) -> int:
-    return max(given.nodes or 0, len(given.names))
-
-
-def _many_elsewhere(run: str, before: Given) -> str:
-    named = visible(" ".join(as_options(Given(before.nodes, before.names))), 400)
-    return (
-        f"the files of run {run} were copied here or changed since its last start, so its note may be somebody else's; it names "
-        f"more nodes than start by default: {named}. If so many are to start, give that again, else give your own --nodes"
-    )
-
-
-def _named_elsewhere(run: str, before: Given) -> str:
-    named = visible(" ".join(as_options(Given(config=before.config, nats_url=before.nats_url))), 400)
-    server = "; --nats-port starts a server here instead" if before.nats_url else ""
-    return (
-        f"the files of run {run} were copied here or changed since its last start, so its note may be somebody else's; it names "
-        f"what the run would read or connect to: {named}. If you trust that, give it again, else give your own{server}"
-    )
-
-
 # The note of the run, and what is printed at its start and end.
 
 
-def write_note(folder: Path, note: RunNote) -> None:
-    """Replace the run's note, as this user's own."""
-    replace_file(folder / NOTE, msgspec.json.encode(note).decode() + "\n")
-    mark_as_own(folder)
-
-
-def note_of(layout: Layout, goes_on: str, swarm_id: str = "") -> RunNote:
+def note_of(layout: Layout, options: StartOptions | Literal["join"], swarm_id: str = "") -> RunNote:
     """The note for a run with this layout, whose nodes are in this swarm.
 
     A configuration file's `nats.swarm_url` is not where they share: the Procfile's lines take the
     variable from outside, or else the layout's server.
     """
-    return RunNote(layout.url, os.environ.get(SWARM_URL_VARIABLE) or layout.url, goes_on, swarm_id, os.getcwd())
+    return RunNote(layout.url, os.environ.get(SWARM_URL_VARIABLE) or layout.url, options, swarm_id, os.getcwd())
 
 
 def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
@@ -337,33 +316,25 @@ def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
     return {"SWARM_NATS__SWARM_ID": config.node.run}
 
 
-def up_command(config: NodeConfig, layout: Layout) -> str:
-    """The `swarm up` command that starts the same nodes on the same ports, from any folder."""
-    return shlex.join(["swarm", "up", "--run", config.node.run, *_options(config, layout)])
-
-
 def make_command(config: NodeConfig, layout: Layout) -> str:
-    """The same with make."""
-    flags = shlex.join(_options(config, replace(layout, nodes=Layout().nodes)))
+    """The command with make that starts the same nodes on the same ports, from any folder."""
+    flags = " ".join(start_options(config, replace(layout, nodes=Layout().nodes)).words())
     nodes = f" NODES={layout.nodes}" if layout.nodes != Layout().nodes else ""
     return f"make run RUN={shlex.quote(config.node.run)}{nodes}" + (f" UP_FLAGS={shlex.quote(flags)}" if flags else "")
 
 
-def _options(config: NodeConfig, layout: Layout) -> Iterator[str]:
-    """The options of `swarm up` that its defaults and `config` do not cover."""
-    if layout.nodes != Layout().nodes:
-        yield from ("--nodes", str(layout.nodes))
-    for name in layout.names and layout.node_names:
-        yield from ("--name", name)
+def start_options(config: NodeConfig, layout: Layout) -> StartOptions:
+    """The options of `swarm up` that its defaults and `config` do not cover, from any folder."""
     file = os.path.abspath(layout.config)
-    if file != str(DEMO_CONFIG):
-        yield from ("--config", file)
-    if layout.nats_url:
-        yield from ("--nats-url", layout.nats_url)
-    elif layout.nats_port != DEFAULT_NATS_PORT:
-        yield from ("--nats-port", str(layout.nats_port))
-    if layout.base_port != config.http.base_port:
-        yield from ("--base-port", str(layout.base_port))
+    other_port = not layout.nats_url and layout.nats_port != DEFAULT_NATS_PORT
+    return StartOptions(
+        layout.nodes if layout.nodes != Layout().nodes else None,
+        tuple(layout.names and layout.node_names),
+        "" if file == str(DEMO_CONFIG) else file,
+        layout.nats_port if other_port else None,
+        layout.nats_url or "",
+        layout.base_port if layout.base_port != config.http.base_port else None,
+    )
 
 
 class RunSummary:
@@ -378,7 +349,7 @@ class RunSummary:
         self.layout = layout
         config = self._config
         swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
-        write_note(run_folder(config), note_of(layout, up_command(config, layout), swarm_id))
+        write_note(run_folder(config), note_of(layout, start_options(config, layout), swarm_id))
 
 
 def run_folder(config: NodeConfig) -> Path:
@@ -422,7 +393,7 @@ def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
         for line in run_verdicts(folder, list(dict.fromkeys([*layout.node_names, *nodes_before(folder)]))):
             note(line)
         note("stopped. To continue it or draw its curves:")
-        note(f"  {up_command(config, layout)}    ({make_command(config, layout)})")
+        note(f"  {start_options(config, layout).command(run)}    ({make_command(config, layout)})")
         note(f"  swarm plot {run}{where_runs_are(config)}    (make plot RUN={run})")
         return
     if outcome.code == 0 or outcome.first is None:

@@ -14,8 +14,8 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, build_toy_policy
-from swarm_cli.observe.plot import find_run
 from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
+from swarm_cli.target import find_run
 
 if TYPE_CHECKING:
     from services.trainer.export import Exported

@@ -42,7 +42,7 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
-from swarm_cli.runs import is_named, servers, unnamed_server
+from swarm_cli.target import default_target, is_named, unnamed_server
 
 CONNECT_TIMEOUT_S = 10.0
 T = TypeVar("T")
@@ -66,8 +66,9 @@ def with_connection(
     """
     if plane is Plane.BOTH:
         raise CommandError("choose one plane, because each has its own key: --plane node, then --plane swarm")
-    named = is_named(config, node_url, swarm_url)
-    return asyncio.run(_with_connection(config, plane, key, servers(config, node_url, swarm_url), work, named=named))
+    target = default_target(config, node_url, swarm_url)
+    named = is_named(config, target, swarm_url)
+    return asyncio.run(_with_connection(config, plane, key, (target.node_url, target.swarm_url), work, named=named))
 
 
 async def _with_connection(

@@ -56,7 +56,7 @@ from swarm_cli.nats.server_config import (
     render_accounts_only,
 )
 from swarm_cli.replace_file import replace_file
-from swarm_cli.runs import refuse_unnamed_server, servers
+from swarm_cli.target import default_target, refuse_unnamed_server
 
 nats_app = typer.Typer(
     name="nats", help="Keys, configuration and streams of a NATS server: set up, report, back up, restore.", no_args_is_help=True
@@ -244,8 +244,9 @@ def _on_servers(config: NodeConfig, node_url: str, swarm_url: str) -> NodeConfig
     """
     if not (node_url or swarm_url) and config.nats.model_fields_set & {"node_url", "swarm_url"}:
         return config
-    node, swarm = servers(config, node_url, swarm_url)
-    return config.model_copy(update={"nats": config.nats.model_copy(update={"node_url": node, "swarm_url": swarm})})
+    target = default_target(config, node_url, swarm_url)
+    urls = {"node_url": target.node_url, "swarm_url": target.swarm_url}
+    return config.model_copy(update={"nats": config.nats.model_copy(update=urls)})
 
 
 def _refusal(found: str) -> CommandError:

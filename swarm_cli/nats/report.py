@@ -29,8 +29,8 @@ from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.backup import KeyOption, PlaneOption, belongs_to, with_connection
-from swarm_cli.runs import run_at
 from swarm_cli.server_diagnosis import TIMEOUT_S, answer, certificate_end
+from swarm_cli.target import run_at
 
 NEARLY_FULL = 0.9
 """For streams that refuse messages when full. A stream that drops its oldest messages is usually

@@ -36,7 +36,7 @@ from swarm_cli.nats.backup import (
     read_manifest,
     with_connection,
 )
-from swarm_cli.runs import refuse_unnamed_server
+from swarm_cli.target import refuse_unnamed_server
 
 COPIES_S = 60.0
 """How long to wait until the other servers have their copies; after that it is only reported."""

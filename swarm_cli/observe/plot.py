@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.atomic_files import draft_in, keep_draft
-from shared.config import NodeConfig
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.text import visible
 from swarm_cli.console import count, note
@@ -21,7 +18,8 @@ from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
 from swarm_cli.observe.run_files import Evaluation, read_evaluations, read_steps, scored
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, no_run_here
+from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
+from swarm_cli.target import find_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,30 +44,6 @@ def plot(
         note(line)
     note(f"{count(len(nodes), 'node')} ({visible(', '.join(node.name for node in nodes))})")
     typer.echo(str(target))
-
-
-def find_run(run: str, var_dir: Path) -> Path:
-    """Folder of a run, given by name or by path.
-
-    Raises:
-        CommandError: there is no such run; the message names the newest runs.
-    """
-    for folder in (var_dir / "runs" / run, Path(run)):
-        if folder.is_dir():
-            return folder
-    runs = var_dir / "runs"
-    known = sorted((f for f in runs.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime) if runs.is_dir() else []
-    names = ", ".join(folder.name for folder in known[:5])
-    hint = f"the newest there are {names}" if known else "there are none; `swarm up` makes one"
-    raise CommandError(no_run_here(run, var_dir, hint))
-
-
-def where_runs_are(config: NodeConfig) -> str:
-    """The option, with a leading space, that commands need to find a run by its name; empty if they
-    look in the right folder anyway.
-    """
-    found_unasked = VAR_DIR_VARIABLE in os.environ or config.node.var_dir == DEFAULT_VAR_DIR
-    return "" if found_unasked else f" --var-dir {shlex.quote(str(config.node.var_dir))}"
 
 
 def _has_curves(folder: Path) -> bool:

@@ -25,14 +25,13 @@ from shared.transport.base import NotConnected, Transport
 from swarm_cli.console import count
 from swarm_cli.errors import checked_node
 from swarm_cli.observe.node_state import NodeState, StepRate
-from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.run_files import NO_PASS_SHOWN, newest_step, read_evaluations
 from swarm_cli.observe.snapshot import gather, held_out_history, lost_streams
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import goes_on, running_since
 from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.target import Target
+from swarm_cli.target import Target, where_runs_are
 
 HEADER = (
     f"{'time':>7}  {'node':<9}{'step':>6}{'steps/min':>10}{'reward':>7}{'held-out':>9}{'(base)':>7}"

@@ -20,7 +20,7 @@ from swarm_cli.chosen_config import for_node
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.rollouts.records import BatchedGroup
-from swarm_cli.runs import continues, is_own, options_in, read_note
+from swarm_cli.runs import StartOptions, in_a_run, is_own, read_note
 
 
 def passes(scored: ScoredGroup, place: int) -> bool | None:
@@ -173,6 +173,7 @@ def judge_of(config: NodeConfig, given: Path | None, run: str, names: FileNames 
 def _configuration_of(folder: Path) -> Path | None:
     """The configuration that `swarm up` started the run with; None if it is not known."""
     note = read_note(folder)
-    if note is None or not continues(note.goes_on, folder) or not is_own(folder):
+    if note is None or not isinstance(note.options, StartOptions) or not is_own(folder):
         return None
-    return options_in(note.goes_on).config or DEMO_CONFIG
+    config = note.options.config
+    return None if config and in_a_run(config, folder) else Path(config or DEMO_CONFIG)

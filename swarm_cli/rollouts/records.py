@@ -25,9 +25,9 @@ from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, SAMPLES_FILE, TR
 from shared.transport.base import StreamState, Transport, TransportError
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names
-from swarm_cli.observe.plot import find_run
 from swarm_cli.observe.snapshot import no_records
 from swarm_cli.runs import running_runs
+from swarm_cli.target import find_run
 
 T = TypeVar("T")
 _MOST_BYTES = 2 * TRAINED_MAX_BYTES

@@ -23,9 +23,8 @@ from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
 from swarm_cli.observe.progress import ProgressView
-from swarm_cli.runs import LOCK, RunNote
+from swarm_cli.runs import LOCK, RunNote, StartOptions, write_note
 from swarm_cli.server_diagnosis import cannot_store
 from swarm_cli.target import Following, default_target
 from tests.integration.page_swarm import PageSwarm
@@ -43,7 +42,7 @@ def main(folder: Path) -> dict[str, str]:
     with holding_run(run):
         server.start()
         try:
-            write_note(run, RunNote(server.url, server.url, "swarm up --run now"))
+            write_note(run, RunNote(server.url, server.url, StartOptions()))
             os.utime(run / LOCK, (time.time() - 3600,) * 2)
             asyncio.run(silent(server.url))
             told = {"before": cannot_store(var_dir, server.url)}

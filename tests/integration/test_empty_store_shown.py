@@ -23,9 +23,8 @@ from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
 from swarm_cli.observe.progress import ProgressView
-from swarm_cli.runs import RunNote
+from swarm_cli.runs import RunNote, StartOptions, write_note
 from swarm_cli.target import Following, default_target
 from tests import forked
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm, python_that_forks
@@ -45,7 +44,7 @@ def emptied(tmp_path: Path, nats_server: Callable[..., NatsServer], monkeypatch:
     monkeypatch.chdir(tmp_path)
     server, run = nats_server(), tmp_path / "var" / "runs" / "one"
     with holding_run(run):
-        write_note(run, RunNote(server.url, server.url, "swarm up --run one"))
+        write_note(run, RunNote(server.url, server.url, StartOptions()))
         (run / "alpha").mkdir()
         (run / "alpha" / FILE).write_text(json.dumps(names_of("alpha")))
         yield server

@@ -8,8 +8,7 @@ import pytest
 
 from services.trainer.records import batch_line, trained_line
 from shared.run_records import BATCHES_FILE, TRAINED_FILE
-from swarm_cli.local.up import write_note
-from swarm_cli.runs import RunNote, write_end
+from swarm_cli.runs import RunNote, StartOptions, write_end, write_note
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard, batch_of, group, trained_on
 
@@ -34,7 +33,7 @@ def var_dir(tmp_path: Path) -> Path:
     written = [trained_line(step, 1.0, updated=True, updates=1, groups=groups) + "\n" for step, groups in lines]
     (folder / TRAINED_FILE).write_text("".join(written))
     url = "nats://127.0.0.1:1"
-    write_note(folder.parent, RunNote(url, url, "swarm up --run first"))
+    write_note(folder.parent, RunNote(url, url, StartOptions()))
     write_end(folder.parent, 0, "progress")
     return var_dir
 

@@ -28,10 +28,9 @@ from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
 from swarm_cli.observe.run_files import RecordedScores
 from swarm_cli.observe.snapshot import ended_run
-from swarm_cli.runs import RunNote, read_end, write_end
+from swarm_cli.runs import RunNote, StartOptions, read_end, write_end, write_note
 from swarm_cli.target import looking_at
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import SET, Dashboard, PageSwarm, group, trained_on, usual
@@ -56,7 +55,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asyncio.run(write())
     server.stop()
     shutil.rmtree(var_dir / "nats")
-    write_note(folder, RunNote(server.url, server.url, "swarm up --run first"))
+    write_note(folder, RunNote(server.url, server.url, StartOptions()))
     write_end(folder, 0, "progress")
     for node in ("alpha", "beta"):
         (folder / node / "trainer.log").touch()
@@ -151,7 +150,7 @@ def unscored(var_dir: Path) -> Path:
     for replica, cause, answers in (("0", "raised", 30), ("1", "raised", 10), ("2", "timeout", 2), ("3", "no cause", 5)):
         count = {"dataset": "gcd", "cause": cause, "answers": answers}
         (folder / f"unknown_rewards-{replica}.jsonl").write_text(json.dumps(count) + "\n")
-    write_note(folder.parent, RunNote("nats://127.0.0.1:1", "nats://127.0.0.1:1", "swarm up --run demo"))
+    write_note(folder.parent, RunNote("nats://127.0.0.1:1", "nats://127.0.0.1:1", StartOptions()))
     write_end(folder.parent, 0, "progress")
     return folder.parent
 
@@ -286,7 +285,7 @@ def test_what_an_earlier_run_left_on_a_server_is_not_shown_under_a_later_runs_na
             await swarm.transport.close()
 
     asyncio.run(write())
-    write_note(runs / "one", RunNote(server.url, server.url, "swarm up --run one", "first"))
+    write_note(runs / "one", RunNote(server.url, server.url, StartOptions(), "first"))
     write_end(runs / "one", 0, "progress")
     (runs / "one" / "alpha" / "trained.jsonl").write_text(trained_line(1, 1.0, updated=True, updates=1, groups=[]) + "\n")
     (runs / "two" / "alpha").mkdir()
@@ -297,7 +296,7 @@ def test_what_an_earlier_run_left_on_a_server_is_not_shown_under_a_later_runs_na
     shown: Dashboard | None = None
     try:
         with holding_run(runs / "two"):
-            write_note(runs / "two", RunNote(server.url, server.url, "swarm up --run two", "first"))
+            write_note(runs / "two", RunNote(server.url, server.url, StartOptions(), "first"))
             code, out, _ = swarm("status", "--json")
             told = json.loads(out)
             assert (code, list(told["nodes"]), told["of_earlier_runs"]) == (0, ["gamma"], ["alpha", "beta"])
@@ -358,7 +357,7 @@ def running(var_dir: Path, run: str, server: NatsServer) -> Iterator[None]:
 
     asyncio.run(write())
     with holding_run(var_dir / "runs" / run):
-        write_note(var_dir / "runs" / run, RunNote(server.url, server.url, f"swarm up --run {run}"))
+        write_note(var_dir / "runs" / run, RunNote(server.url, server.url, StartOptions()))
         yield
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
-from swarm_cli.runs import LOCK, RunNote
+from swarm_cli.runs import LOCK, RunNote, StartOptions, write_note
 from tests.integration.page_looker import AXE, LOOKS, ROOT, WAIT_MS, Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm
 from tests.nats_server import NatsServer
@@ -98,7 +97,7 @@ def test_a_silent_process_of_a_run_on_this_machine_has_its_restart_and_its_log_n
     written(write())
     with holding_run(folder):
         os.utime(folder / LOCK, (time.time() - 300, time.time() - 300))  # it was started before the last words
-        write_note(folder, RunNote(server.url, server.url, "swarm up --run one", "first", str(tmp_path)))
+        write_note(folder, RunNote(server.url, server.url, StartOptions(), "first", str(tmp_path)))
         log.parent.mkdir()
         log.touch()
         shown = Dashboard("", var_dir=tmp_path / "var")

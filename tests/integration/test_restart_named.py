@@ -17,8 +17,7 @@ from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
-from swarm_cli.runs import LOCK, RunNote
+from swarm_cli.runs import LOCK, RunNote, StartOptions, write_note
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
 
@@ -64,7 +63,7 @@ def test_status_top_and_the_progress_view_name_the_restart_of_a_silent_process(s
     folder = tmp_path / "var" / "runs" / "one"
     with holding_run(folder):
         os.utime(folder / LOCK, (time.time() - 300, time.time() - 300))  # it was started before the last words
-        write_note(folder, RunNote(server.url, server.url, "swarm up --run one", "first", str(tmp_path)))
+        write_note(folder, RunNote(server.url, server.url, StartOptions(), "first", str(tmp_path)))
         assert NAMED in said(tmp_path, "status", url=server.url)
         assert said(tmp_path, "top", "--once", url=server.url).rstrip().endswith(NAMED)
         line, environment = command("progress", "alpha", "--every-s", "0.2", "--config", str(DEMO_CONFIG), url=server.url)

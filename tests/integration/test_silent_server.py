@@ -18,9 +18,8 @@ from shared.runtime.planes import connect_node_plane
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
 from swarm_cli.observe.progress import ProgressView
-from swarm_cli.runs import LOCK, RunNote, write_end
+from swarm_cli.runs import LOCK, RunNote, StartOptions, write_end, write_note
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Following, default_target
 from tests import forked
@@ -50,11 +49,11 @@ def hanging(tmp_path: Path, nats_server: Callable[..., NatsServer], monkeypatch:
     for place in (here, other):
         old = place / "var" / "runs" / "old"
         with holding_run(old):
-            write_note(old, RunNote("nats://127.0.0.1:1", "none", "swarm up --run old"))
+            write_note(old, RunNote("nats://127.0.0.1:1", "none", StartOptions()))
         write_end(old, 0, "progress")
     now = here / "var" / "runs" / "mute"
     with holding_run(now):
-        write_note(now, RunNote(server.url, server.url, "swarm up --run mute"))
+        write_note(now, RunNote(server.url, server.url, StartOptions()))
         (now / "nats.log").touch()
         os.utime(now / LOCK, (time.time() - 3600,) * 2)
         os.kill(server.pid, signal.SIGSTOP)

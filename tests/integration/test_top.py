@@ -27,8 +27,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.transport.connect import connect
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
-from swarm_cli.runs import RunNote, write_end
+from swarm_cli.runs import RunNote, StartOptions, write_end, write_note
 from tests import forked
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
@@ -183,7 +182,7 @@ def test_told_of_no_server_it_says_that_its_run_has_ended_and_turns_to_the_next_
     asked = [sys.executable, "-m", "swarm_cli", "top", "--every-s", "0.3"]
 
     def note(run: str) -> None:
-        write_note(runs[run], RunNote(server.url, server.url, f"swarm up --run {run}"))
+        write_note(runs[run], RunNote(server.url, server.url, StartOptions()))
 
     with ExitStack() as stack:
         with holding_run(runs["one"]):

@@ -17,11 +17,10 @@ from swarm_cli.app import app
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
 from swarm_cli.nats import backup, restore
 from swarm_cli.nats import commands as nats_commands
 from swarm_cli.observe import status, top
-from swarm_cli.runs import VAR_DIR_VARIABLE, RunNote
+from swarm_cli.runs import VAR_DIR_VARIABLE, RunNote, StartOptions, write_note
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
 
@@ -86,7 +85,7 @@ def test_what_shows_a_server_that_nobody_named_says_so(usual: str, command: tupl
 def test_a_run_of_this_folder_is_meant_without_being_named(usual: str, tmp_path: Path) -> None:
     folder = tmp_path / "var" / "runs" / "mine"
     with holding_run(folder):
-        write_note(folder, RunNote(usual, usual, "swarm up --run mine"))
+        write_note(folder, RunNote(usual, usual, StartOptions()))
         banned = run("ban", "beta", "--by", "alpha")
         assert (banned.exit_code, banned.stderr) == (0, "")
         assert "banned beta" in run("ban", "--by", "alpha").stdout

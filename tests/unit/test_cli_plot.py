@@ -70,7 +70,7 @@ def test_a_run_without_evaluations_or_after_its_first_step_can_be_drawn(tmp_path
 
 def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "monday", steps=1)
-    with pytest.raises(CommandError, match="newest there are monday"):
+    with pytest.raises(CommandError, match="newest are monday"):
         find_run("tuesday", tmp_path)
 
 

@@ -11,6 +11,7 @@ import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,11 +20,11 @@ from shared.run_records import read_jsonl
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import add, holding_run
-from swarm_cli.local.up import write_note
 from swarm_cli.observe.plot import plot
 from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
 from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples
-from swarm_cli.runs import JOINED, RunNote, goes_on, holder, only_running, read_end, read_note, running_runs
+from swarm_cli.runs import RunNote, StartOptions, goes_on, holder, read_end, read_note, running_runs, write_note
+from swarm_cli.target import default_target
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_a_lock_that_is_a_link_within_the_run_is_not_truncated(folder: Path) -> 
     assert (folder / "kept.txt").read_text() == "precious"
 
 
-NOTED = {"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "goes_on": "swarm up --run gift"}
+NOTED = {"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "options": {}}
 DEEP = "[" * 60_000
 TOO_MUCH = " " * 100_000
 
@@ -235,65 +236,58 @@ def test_lines_that_no_run_writes_are_no_steps_and_no_evaluations(folder: Path, 
 
 
 @pytest.mark.parametrize(
-    "command",
+    "options",
     [
-        "swarm up --run gift; rm -rf ~",
-        "swarm up --run gift --nodes 2 && evil",
-        "swarm up --run gift --config $(evil)",
-        "swarm up --run gift --config `evil`",
-        "swarm up --run other",
-        "swarm up --run gift --config var/runs/gift/c.toml",
-        "swarm up --run gift --evil 1",
-        "swarm up --run gift --nodes 2 evil",
-        "swarm up --run gift --nodes 1 --nodes 2",
-        "swarm up",
-        "\x1b[31mswarm up --run gift\x1b[0m",
-        "swarm up --run gift --config 'a\nb'",
-        "swarm up --run gift --config " + "a" * 5_000,
-        "swarm up --run gift --config 'a",
-        "curl evil | sh",
+        *('"swarm up"', '"curl evil | sh"', '{"nodes": "1; evil"}', '{"names": ["$(evil)"]}', '{"names": ["a b"]}'),
+        *("[]", "null"),
+        *('{"config": "relative.toml"}', '{"config": "/a\\nb"}', '{"config": "/\\u001b[31m"}', '{"nats_url": "nats://a b"}'),
+        *('{"nats_port": 0}', '{"base_port": 65536}', '{"nodes": 65}'),
     ],
 )
-def test_a_note_s_command_is_shown_only_if_a_start_of_that_run_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    folder = tmp_path / "var" / "runs" / "gift"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", command))
+def test_a_note_whose_options_are_none_of_a_start_says_nothing(folder: Path, options: str) -> None:
+    (folder / "up.json").write_text(json.dumps(NOTED).replace("{}", options))
+    assert read_note(folder) is None
+    assert goes_on(folder) == "swarm up --run gift, with the options that it was started with"
+
+
+def test_a_note_s_configuration_in_a_run_is_not_shown(folder: Path) -> None:
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions(config=str(folder / "c.toml"))))
     assert goes_on(folder) == "swarm up --run gift, with the options that it was started with"
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("options", "command"),
     [
-        JOINED,
-        "swarm up --run gift",
-        "swarm up --run gift --nodes 2 --name a --name b --config '/my $(node).toml' --nats-port 4333 --base-port 9500",
-        "swarm up --run gift --nats-url nats://hub:4222",
+        ("join", "the same `swarm join`"),
+        (StartOptions(), "swarm up --run gift"),
+        (
+            StartOptions(2, ("a", "b"), "/my $(node).toml", 4333, base_port=9500),
+            "swarm up --run gift --nodes 2 --name a --name b --config '/my $(node).toml' --nats-port 4333 --base-port 9500",
+        ),
+        (StartOptions(nats_url="nats://hub;4222"), "swarm up --run gift --nats-url 'nats://hub;4222'"),
     ],
 )
-def test_a_note_s_command_that_a_start_writes_is_shown(folder: Path, command: str) -> None:
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", command))
+def test_the_command_of_a_run_is_that_of_its_options(folder: Path, options: StartOptions | Literal["join"], command: str) -> None:
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", options))
     assert goes_on(folder) == command
 
 
 def test_a_run_of_another_folder_is_continued_there(folder: Path, tmp_path: Path) -> None:
     command = "swarm up --run gift"
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", command, started_in=str(Path.cwd())))
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions(), started_in=str(Path.cwd())))
     assert goes_on(folder) == command
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", command, started_in=str(tmp_path / "my swarm")))
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions(), started_in=str(tmp_path / "my swarm")))
     assert goes_on(folder) == f"cd '{tmp_path}/my swarm' && {command}"
     (folder / "up.own").unlink()
     assert goes_on(folder) == command, "not to where somebody else's note leads"
 
 
-@pytest.mark.parametrize("named", ["--config /mine.toml", "--nats-url nats://hub:4222"])
-def test_a_copied_note_s_command_is_not_shown_if_it_names_a_server_or_a_configuration(folder: Path, named: str) -> None:
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", "swarm up --run gift --nodes 3"))
+@pytest.mark.parametrize("named", [StartOptions(config="/mine.toml"), StartOptions(nats_url="nats://hub:4222")])
+def test_a_copied_note_s_command_is_not_shown_if_it_names_a_server_or_a_configuration(folder: Path, named: StartOptions) -> None:
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions(3)))
     (folder / "up.own").unlink()
     assert goes_on(folder) == "swarm up --run gift --nodes 3"
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run gift {named}"))
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", named))
     (folder / "up.own").unlink()
     assert goes_on(folder) == "swarm up --run gift, with the options that it was started with"
 
@@ -302,10 +296,10 @@ def test_a_note_s_address_in_a_command_to_copy_is_one_word_of_it(folder: Path, t
     config = load_config(DEMO_CONFIG, {"node": {"var_dir": str(tmp_path)}})
     other = tmp_path / "runs" / "other"
     with holding_run(folder), holding_run(other):
-        write_note(folder, RunNote("nats://a;$(evil)", "none", ""))
-        write_note(other, RunNote("nats://b:1", "none", ""))
+        write_note(folder, RunNote("nats://a;$(evil)", "none", StartOptions()))
+        write_note(other, RunNote("nats://b:1", "none", StartOptions()))
         with pytest.raises(CommandError, match=r"--node-url 'nats://a;\$\(evil\)'   run gift\n *--node-url nats://b:1   run"):
-            only_running(config)
+            default_target(config, "")
 
 
 @pytest.mark.slow

@@ -9,55 +9,73 @@ import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.local.up import resume_options, write_note
-from swarm_cli.runs import Given, RunNote, goes_on
+from swarm_cli.local.up import resume_options
+from swarm_cli.runs import RunNote, StartOptions, goes_on, write_note
 
-DEFAULT = Given()
+DEFAULT = StartOptions()
 
 
 @pytest.fixture
-def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
+def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StartOptions:
     """The options that the run `mine` was started with."""
     monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
     monkeypatch.delenv("SWARM_CONFIG", raising=False)
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
-    command = "swarm up --run mine --nodes 1 --name gamma --config '/my node.toml' --nats-port 31460 --base-port 31470"
-    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", command))
-    return Given(1, ("gamma",), Path("/my node.toml"), 31_460, "", 31_470)
+    options = StartOptions(1, ("gamma",), "/my node.toml", 31_460, "", 31_470)
+    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", options))
+    return options
 
 
-def test_what_is_not_given_is_as_the_run_last_had_it_and_is_named(before: Given) -> None:
+def test_what_is_not_given_is_as_the_run_last_had_it_and_is_named(before: StartOptions) -> None:
     given, added = resume_options(DEFAULT, "mine")
     assert given == before
     said = "--nodes 1 --name gamma --config '/my node.toml' --nats-port 31460 --base-port 31470"
     assert " ".join(added) == said
 
 
-def test_what_is_given_counts_more_and_nothing_contradicts_it(before: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, added = resume_options(Given(nodes=2, nats_url="nats://hub:4222", config=DEMO_CONFIG), "mine")
-    assert given == Given(2, (), DEMO_CONFIG, None, "nats://hub:4222", 31_470) and added == ["--base-port 31470"]
+def test_what_is_given_counts_more_and_nothing_contradicts_it(before: StartOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, added = resume_options(StartOptions(nodes=2, nats_url="nats://hub:4222", config=str(DEMO_CONFIG)), "mine")
+    assert given == StartOptions(2, (), str(DEMO_CONFIG), None, "nats://hub:4222", 31_470) and added == ["--base-port 31470"]
     monkeypatch.setenv("SWARM_CONFIG", str(DEMO_CONFIG))
-    assert resume_options(DEFAULT, "mine")[0].config is None
+    assert resume_options(DEFAULT, "mine")[0].config == ""
 
 
-def test_names_that_are_given_are_as_many_nodes_as_they_are(before: Given) -> None:
-    assert resume_options(Given(names=("a", "b", "c")), "mine")[0].nodes is None, "and not the one that the run had"
+def test_names_that_are_given_are_as_many_nodes_as_they_are(before: StartOptions) -> None:
+    assert resume_options(StartOptions(names=("a", "b", "c")), "mine")[0].nodes is None, "and not the one that the run had"
 
 
-def test_a_new_run_and_one_that_was_no_swarm_up_take_nothing(before: Given, tmp_path: Path) -> None:
+def test_a_new_run_and_one_that_was_no_swarm_up_take_nothing(before: StartOptions, tmp_path: Path) -> None:
     assert resume_options(DEFAULT, "") == resume_options(DEFAULT, "new") == (DEFAULT, [])
-    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "the same `swarm join`"))
+    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "join"))
     assert resume_options(DEFAULT, "mine") == (DEFAULT, [])
 
 
-def test_a_note_with_a_quotation_that_does_not_end_says_nothing(before: Given, tmp_path: Path) -> None:
-    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "swarm up --run mine --config 'a"))
-    assert resume_options(DEFAULT, "mine") == (DEFAULT, [])
+@pytest.mark.parametrize(
+    "note",
+    [
+        '{"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "goes_on": "swarm up --run mine --nodes 1"}',
+        '{"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "options": {"config": "relative.toml"}}',
+        '{"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "options": {"nodes": 65}}',
+        '{"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "options": {"names": ["Not A Name"]}}',
+        '{"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "options": {"names": [' + ", ".join(['"a"'] * 65) + "]}}",
+        '{"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "options": {"nats_port": ' + "9" * 5_000 + "}}",
+    ],
+)
+def test_a_run_whose_note_this_version_does_not_write_is_gone_on_with_only_if_its_configuration_is_given(
+    before: StartOptions, tmp_path: Path, note: str
+) -> None:
+    """Else it would go on with the demo's configuration, whatever it was started with."""
+    (tmp_path / "runs" / "mine" / "up.json").write_text(note)
+    with pytest.raises(CommandError, match=r"options of run mine are not known.*--config"):
+        resume_options(DEFAULT, "mine")
+    given = StartOptions(config=str(DEMO_CONFIG))
+    assert resume_options(given, "mine") == (given, [])
+    assert goes_on(tmp_path / "runs" / "mine") == "swarm up --run mine, with the options that it was started with"
 
 
 def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
-    before: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    before: StartOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "mine"
@@ -65,73 +83,56 @@ def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
     (tmp_path / "outside.toml").symlink_to(folder / "c.toml")
     (folder / "link.toml").symlink_to(DEMO_CONFIG)
     (tmp_path / "runs" / "other").symlink_to(tmp_path / "runs" / "mine")
-    for named in ("runs/mine/c.toml", "outside.toml", folder / "link.toml", "runs/none/../mine/c.toml", "runs/other/c.toml"):
-        write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes 1 --config {named}"))
+    for named in ("runs/mine/c.toml", "outside.toml", "runs/mine/link.toml", "runs/none/../mine/c.toml", "runs/other/c.toml"):
+        write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions(1, config=f"{tmp_path}/{named}")))
         with pytest.raises(CommandError, match=r"lies in a run's folder.*--config"):
             resume_options(DEFAULT, "mine")
-        assert resume_options(Given(config=DEMO_CONFIG), "mine")[0].config == DEMO_CONFIG
+        assert resume_options(StartOptions(config=str(DEMO_CONFIG)), "mine")[0].config == str(DEMO_CONFIG)
 
 
-def test_a_relative_configuration_of_an_older_note_is_used_only_if_it_is_given(
-    before: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    shutil.copy(DEMO_CONFIG, "node.toml")
-    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "swarm up --run mine --config node.toml"))
-    with pytest.raises(CommandError, match=r"configuration node.toml, and its note does not say in which folder: .*--config"):
-        resume_options(DEFAULT, "mine")
-    assert resume_options(Given(config=Path("node.toml")), "mine")[0] == Given(config=Path("node.toml"))
-    assert goes_on(tmp_path / "runs" / "mine") == "swarm up --run mine, with the options that it was started with"
-
-
-@pytest.mark.parametrize("named", ["--config /mine.toml", "--nats-url nats://stranger:4222"])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (StartOptions(1, config="/mine.toml"), "--config /mine.toml"),
+        (StartOptions(1, nats_url="nats://stranger:4222"), "--nats-url nats://stranger:4222"),
+    ],
+)
 def test_a_configuration_or_server_that_only_a_copied_runs_note_names_must_be_given(
-    before: Given, tmp_path: Path, named: str
+    before: StartOptions, tmp_path: Path, options: StartOptions, named: str
 ) -> None:
     folder = tmp_path / "runs" / "mine"
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes 1 {named}"))
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", options))
     shutil.copytree(folder, folder.with_name("given"))
     shutil.move(folder.with_name("given"), folder.with_name("moved"))
-    note = (folder.with_name("moved") / "up.json").read_text().replace("--run mine", "--run moved")
-    (folder.with_name("moved") / "up.json").write_text(note)
     with pytest.raises(CommandError, match=rf"copied here.*{named}"):
         resume_options(DEFAULT, "moved")
     assert resume_options(DEFAULT, "mine")[0].nodes == 1
-    given = Given(config=DEMO_CONFIG, nats_port=4333)
-    assert resume_options(given, "moved")[0] == Given(1, (), DEMO_CONFIG, 4333)
+    given = StartOptions(config=str(DEMO_CONFIG), nats_port=4333)
+    assert resume_options(given, "moved")[0] == StartOptions(1, (), str(DEMO_CONFIG), 4333)
 
 
-def test_a_copied_runs_nodes_and_ports_are_as_they_were(before: Given, tmp_path: Path) -> None:
+def test_a_copied_runs_nodes_and_ports_are_as_they_were(before: StartOptions, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "mine"
     shutil.copytree(folder, folder.with_name("copy"))
-    assert resume_options(Given(config=DEMO_CONFIG), "copy")[0] == Given(1, ("gamma",), DEMO_CONFIG, 31_460, "", 31_470)
+    assert resume_options(StartOptions(config=str(DEMO_CONFIG)), "copy")[0] == StartOptions(
+        1, ("gamma",), str(DEMO_CONFIG), 31_460, "", 31_470
+    )
 
 
-def test_a_number_that_no_start_has_is_not_taken(before: Given, tmp_path: Path) -> None:
-    for number in ("9" * 5_000, "65000"):
-        write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes {number}"))
-        assert resume_options(DEFAULT, "mine") == (DEFAULT, [])
-
-
-@pytest.mark.parametrize("many", ["--nodes 64", "--name a --name b --name c"])
+@pytest.mark.parametrize(
+    ("many", "named"), [(StartOptions(64), "--nodes 64"), (StartOptions(names=("a", "b", "c")), "--name a --name b --name c")]
+)
 def test_more_nodes_than_usual_must_be_given_where_only_a_copied_runs_note_names_them(
-    before: Given, tmp_path: Path, many: str
+    before: StartOptions, tmp_path: Path, many: StartOptions, named: str
 ) -> None:
     folder = tmp_path / "runs" / "mine"
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine {many}"))
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", many))
     taken = resume_options(DEFAULT, "mine")[0]
     assert taken.nodes == 64 or taken.names == ("a", "b", "c"), "this user's own"
     (folder / "up.own").unlink()
-    with pytest.raises(CommandError, match=rf"copied here.*{many}.*--nodes"):
+    with pytest.raises(CommandError, match=rf"copied here.*{named}.*--nodes"):
         resume_options(DEFAULT, "mine")
-    assert resume_options(Given(nodes=3), "mine")[0] == Given(nodes=3)
-
-
-def test_more_names_than_nodes_fit_on_a_machine_are_not_taken(before: Given, tmp_path: Path) -> None:
-    names = " ".join(f"--name n{number}" for number in range(65))
-    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine {names}"))
-    assert resume_options(DEFAULT, "mine") == (DEFAULT, [])
+    assert resume_options(StartOptions(nodes=3), "mine")[0] == StartOptions(nodes=3)
 
 
 def test_a_run_whose_model_lies_where_it_was_started_goes_on_there_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +142,7 @@ def test_a_run_whose_model_lies_where_it_was_started_goes_on_there_only(tmp_path
     folder, started, other = tmp_path / "runs" / "mine", tmp_path / "started", tmp_path / "other"
     for each in (folder, started / "models" / "base", other):
         each.mkdir(parents=True)
-    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", "swarm up --run mine", "mine", str(started)))
+    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", StartOptions(), "mine", str(started)))
     monkeypatch.chdir(started)
     assert resume_options(DEFAULT, "mine")[0] == DEFAULT
     monkeypatch.chdir(other)

@@ -45,8 +45,8 @@ from swarm_cli.invitation import (
 from swarm_cli.invite_command import accepted
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.up import RunSummary, write_note
-from swarm_cli.runs import RunNote
+from swarm_cli.local.up import RunSummary
+from swarm_cli.runs import RunNote, StartOptions, write_note
 from tests.nats_server import free_port
 from tests.secured_server import make_certificates
 
@@ -242,7 +242,7 @@ def test_invite_takes_the_server_of_the_run_on_this_machine_and_says_that_no_oth
     monkeypatch.setenv("SWARM_NATS__SWARM_ID", "mine")
     mine = tmp_path / "runs" / "mine"
     mine.mkdir(parents=True)
-    write_note(mine, RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", "swarm up --run mine"))
+    write_note(mine, RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", StartOptions()))
     with holding_run(mine):
         token, told = run()
         assert read_token(token).url == "nats://127.0.0.1:31461" and "can be reached from this machine only" in told
@@ -271,8 +271,8 @@ def test_invite_in_a_folder_without_a_run_prints_no_token_and_names_the_runs_tha
     assert "--url" in refused() and "run " not in refused().partition("--url")[2]
     folders = [tmp_path / name / "runs" / f"run-{name}" for name in ("there", "yonder")]
     with holding_run(folders[0]), holding_run(folders[1]):
-        write_note(folders[0], RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", "swarm up", swarm_id="there"))
-        write_note(folders[1], RunNote("nats://127.0.0.1:31471", "none", "swarm up"))
+        write_note(folders[0], RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", StartOptions(), swarm_id="there"))
+        write_note(folders[1], RunNote("nats://127.0.0.1:31471", "none", StartOptions()))
         lines = refused().splitlines()[1:]
         assert lines == [f"  swarm invite --url nats://127.0.0.1:31461   run {folders[0]}"], "a node without a swarm invites nobody"
         monkeypatch.setenv("SWARM_NATS__SWARM_ID", "mine")  # or the server would be asked

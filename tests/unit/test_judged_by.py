@@ -9,9 +9,8 @@ import pytest
 from shared.config import load_config
 from shared.contracts.messages import ScoredGroup
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.local.up import write_note
 from swarm_cli.rollouts.judge import judge_of
-from swarm_cli.runs import RunNote
+from swarm_cli.runs import RunNote, StartOptions, write_note
 from tests.unit.page_batches import item
 
 
@@ -28,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ex.toml").write_text('[[tasks]]\ndataset = "gcd"\nverifier = "exact"\n')
     folder = tmp_path / "runs" / "ex"
     folder.mkdir(parents=True)
-    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", f"swarm up --run ex --config {tmp_path}/ex.toml"))
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", StartOptions(config=f"{tmp_path}/ex.toml")))
     return folder
 
 
@@ -38,7 +37,7 @@ def rules(given: Path | None = None, run: str = "ex") -> str:
 
 def test_a_runs_answers_are_judged_by_the_configuration_that_it_was_started_with(folder: Path) -> None:
     assert rules() == "exact" and rules(Path("ex.toml")) == "exact"
-    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", "swarm up --run ex"))
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", StartOptions()))
     assert rules() == "reasoning_gym", "the demo's, with which it was started"
 
 
@@ -49,9 +48,9 @@ def test_another_configuration_is_named_where_it_is_the_one_that_tells(folder: P
     note = folder / "up.json"
     note.write_text(note.read_text().replace("ex.toml", "other.toml"))
     assert rules().startswith("reasoning_gym (by "), "somebody else may have written the note"
-    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", f"swarm up --run ex --config {tmp_path}/gone.toml"))
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", StartOptions(config=f"{tmp_path}/gone.toml")))
     assert rules().startswith("reasoning_gym (by "), "the file is gone"
     (tmp_path / "ex.toml").rename(tmp_path / "gone.toml")
     assert rules() == "exact"
-    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", "swarm up --run ex --config gone.toml"))
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", StartOptions(config="gone.toml")))
     assert rules().startswith("reasoning_gym (by "), "in which folder, the note does not say"

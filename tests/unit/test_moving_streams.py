@@ -14,8 +14,7 @@ from shared.contracts.streams import is_swarm_stream, node_streams, swarm_stream
 from shared.transport.blobs import companion_name
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
-from swarm_cli.runs import RunNote
+from swarm_cli.runs import RunNote, StartOptions, write_note
 
 NAME = "NODE_ALPHA_SCORED"
 PULL = b'{"name":"verifier","ack_policy":"explicit","metadata":{"_nats.req.level":"0"}}'
@@ -88,7 +87,7 @@ def test_a_copied_run_with_more_than_streams_in_its_store_is_not_started(folder:
 
 def test_a_copied_run_as_a_swarm_leaves_it_and_ones_own_run_are_started(folder: Path) -> None:
     with holding_run(folder):
-        write_note(folder, RunNote("nats://127.0.0.1:1", "none", "swarm up --run gift"))
+        write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions()))
     stream(folder, "MINE", consumer=b'{"deliver_subject":"b"}')
     with holding_run(folder):
         pass

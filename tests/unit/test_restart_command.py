@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.local.control import holding_run, running_run
+from swarm_cli.local.control import holding_run
 from swarm_cli.observe.remedies import remedies
 from swarm_cli.runs import VAR_DIR_VARIABLE, restart_options, starts_again
+from swarm_cli.target import running_run
 
 
 @pytest.fixture

@@ -15,15 +15,25 @@ from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.up import write_note
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.runs import END, EXIT_BROKE_OFF, EXIT_ENDED, RunNote, forget_end, newest_ended, read_end, write_end
+from swarm_cli.runs import (
+    END,
+    EXIT_BROKE_OFF,
+    EXIT_ENDED,
+    RunNote,
+    StartOptions,
+    forget_end,
+    newest_ended,
+    read_end,
+    write_end,
+    write_note,
+)
 from swarm_cli.target import Following, Target, default_target, looking_at
 
 
 def noted(folder: Path, port: int = 21_001) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    write_note(folder, RunNote(f"nats://127.0.0.1:{port}", f"nats://127.0.0.1:{port}", f"swarm up --run {folder.name}"))
+    write_note(folder, RunNote(f"nats://127.0.0.1:{port}", f"nats://127.0.0.1:{port}", StartOptions()))
     return folder
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.local.up import write_note
-from swarm_cli.runs import NOTE, RunNote, write_end
+from swarm_cli.runs import NOTE, RunNote, StartOptions, write_end, write_note
 from tests.nats_server import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +38,7 @@ def var_dir(tmp_path: Path) -> Path:
         folder = tmp_path / "runs" / run
         folder.mkdir(parents=True)
         url = f"nats://127.0.0.1:{free_port()}"
-        write_note(folder, RunNote(url, url, f"swarm up --run {run} --nodes 1"))
+        write_note(folder, RunNote(url, url, StartOptions(1)))
         write_end(folder, code, process)
     return tmp_path
 

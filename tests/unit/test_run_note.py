@@ -18,15 +18,16 @@ from typer.testing import CliRunner
 
 from shared.config import NodeConfig, load_config
 from shared.transport.base import NotConnected
-from swarm_cli import runs
+from swarm_cli import target
 from swarm_cli.app import _where_to_look, app
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.up import RunSummary, announce, make_command, note_of, up_command, write_note
+from swarm_cli.local.up import RunSummary, announce, make_command, note_of, start_options
 from swarm_cli.observe.progress import ProgressView
-from swarm_cli.runs import LOCK, NOTE, RunNote, read_note, running_elsewhere, servers
+from swarm_cli.runs import LOCK, NOTE, RunNote, StartOptions, read_note, write_note
+from swarm_cli.target import default_target, running_elsewhere
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,12 @@ def configured(run: str = "one") -> NodeConfig:
 def running(stack: ExitStack, var_dir: Path, run: str, port: int) -> None:
     folder = var_dir / "runs" / run
     stack.enter_context(holding_run(folder))
-    write_note(folder, note_of(Layout(nats_port=port, config=shown(DEMO_CONFIG)), "swarm up"))
+    write_note(folder, note_of(Layout(nats_port=port, config=shown(DEMO_CONFIG)), StartOptions()))
+
+
+def looked_at(node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
+    found = default_target(configured(), node_url, swarm_url)
+    return found.node_url, found.swarm_url
 
 
 def test_a_command_looks_at_the_only_running_run_unless_it_is_told_otherwise(
@@ -54,13 +60,13 @@ def test_a_command_looks_at_the_only_running_run_unless_it_is_told_otherwise(
     default = configured().nats
     with ExitStack() as stack:
         running(stack, var_dir, "one", 21_001)
-        assert servers(configured(), "") == ("nats://127.0.0.1:21001",) * 2
-        assert servers(configured(), "nats://given:1") == ("nats://given:1",) * 2
-        assert servers(configured(), "", "none") == ("nats://127.0.0.1:21001", None)
+        assert looked_at("") == ("nats://127.0.0.1:21001",) * 2
+        assert looked_at("nats://given:1") == ("nats://given:1",) * 2
+        assert looked_at("", "none") == ("nats://127.0.0.1:21001", None)
         monkeypatch.setenv("SWARM_NATS__NODE_URL", "nats://configured:1")
-        assert servers(configured(), "")[0] == "nats://configured:1"
+        assert looked_at("")[0] == "nats://configured:1"
         monkeypatch.delenv("SWARM_NATS__NODE_URL")
-    assert servers(configured(), "") == (default.node_url, default.swarm_url), "its note stays, but nobody runs it"
+    assert looked_at("") == (default.node_url, default.swarm_url), "its note stays, but nobody runs it"
 
 
 def test_a_run_shares_where_its_processes_are_told_to_and_not_where_its_file_says(
@@ -82,7 +88,7 @@ def test_where_several_runs_are_running_the_command_names_them(var_dir: Path) ->
         for number, run in enumerate(["one", "two"]):
             running(stack, var_dir, run, 21_001 + number)
         with pytest.raises(CommandError, match=r"--node-url nats://127.0.0.1:21001   run one\n.*21002   run two"):
-            servers(configured(), "")
+            looked_at("")
 
 
 @pytest.mark.slow
@@ -95,13 +101,13 @@ def test_a_command_that_finds_no_server_names_the_option(var_dir: Path) -> None:
 def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_places() -> None:
     demo = shown(DEMO_CONFIG)
     plain = Layout(base_port=configured().http.base_port, config=demo)
-    assert up_command(configured(), plain) == "swarm up --run one"
+    assert start_options(configured(), plain).command("one") == "swarm up --run one"
     assert make_command(configured(), plain) == "make run RUN=one"
     moved = Layout(3, 21_001, 21_100, config=demo)
-    assert up_command(configured(), moved) == "swarm up --run one --nodes 3 --nats-port 21001 --base-port 21100"
+    assert start_options(configured(), moved).command("one") == "swarm up --run one --nodes 3 --nats-port 21001 --base-port 21100"
     assert make_command(configured(), moved) == "make run RUN=one NODES=3 UP_FLAGS='--nats-port 21001 --base-port 21100'"
     other = Layout(1, nats_url="nats://hub:4222", base_port=9400, config=Path("my node.toml"), names=("gamma",))
-    asked = shlex.split(up_command(configured(), other))
+    asked = shlex.split(start_options(configured(), other).command("one"))
     assert asked[4:] == [
         *("--nodes", "1", "--name", "gamma"),
         *("--config", os.path.abspath("my node.toml"), "--nats-url", "nats://hub:4222"),
@@ -114,7 +120,7 @@ def test_a_run_that_grows_is_gone_on_with_as_large_as_it_is(var_dir: Path) -> No
     ran = RunSummary(configured(), Layout(config=shown(DEMO_CONFIG)))
     ran.grow(Layout(3, config=shown(DEMO_CONFIG)))
     note = read_note(folder)
-    assert note is not None and note.goes_on == "swarm up --run one --nodes 3"
+    assert note is not None and note.options == StartOptions(3)
     (folder / NOTE).write_text("{}")
     assert read_note(folder) is None
 
@@ -203,9 +209,9 @@ def test_an_ended_run_of_another_folder_is_named_with_the_folder_if_it_can_be_kn
 def test_who_looks_from_another_folder_is_told_what_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs" / f"elsewhere-{os.getpid()}"
     monkeypatch.setattr(sys, "argv", ["swarm", "status"])
-    monkeypatch.setattr(runs, "_SAID", 1000)  # other tests run swarms too
+    monkeypatch.setattr(target, "_RUNS_NAMED", 1000)  # other tests run swarms too
     with holding_run(folder):
-        write_note(folder, RunNote("nats://127.0.0.1:4555", "none", "swarm up"))
+        write_note(folder, RunNote("nats://127.0.0.1:4555", "none", StartOptions()))
         found = [run for run in running_elsewhere() if folder.name in run]
         assert found == [f"Run {folder.name} is running in {tmp_path}: --node-url nats://127.0.0.1:4555"]
         assert "is running in" in _where_to_look("status", NotConnected("no answer"))

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from swarm_cli.errors import CommandError
-from swarm_cli.local.control import SOCKET, answering, ask, holding_run, named, running_run
+from swarm_cli.local.control import SOCKET, answering, ask, holding_run, named
 from swarm_cli.local.supervisor import EndRun, RunRules, StartAgain, StayAway
 from swarm_cli.runs import LOCK, holder
+from swarm_cli.target import running_run
 from tests import forked
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
 
