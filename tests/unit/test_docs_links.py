@@ -35,6 +35,23 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_section_that_are_there(page:
     assert broken == []
 
 
+TOP = "services|shared|swarm_cli|lab|benchmarks|monitoring|tests|scripts|config|k8s|docs|requirements"
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    """The tests behind the promises of docs/design.md too, which are named by file alone."""
+    named = {file.name for file in (ROOT / "tests").rglob("test_*.py")}
+    gone = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        files = [file for file in re.findall(rf"`((?:{TOP})/[\w/.-]+)`", text) if not (ROOT / file).exists()]
+        tests = [test for test in re.findall(r"`(test_\w+\.py)`", text) if test not in named]
+        if page.name != "CHANGELOG.md" and (files or tests):
+            gone[page.name] = [*files, *tests]
+    assert gone == {}
+    assert "`tests/chaos`" in (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("arm", ["replay", "rescue"])
 def test_the_page_on_training_sends_the_reader_where_the_arm_is_measured(arm: str) -> None:
     sampling = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")

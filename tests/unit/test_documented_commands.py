@@ -14,7 +14,7 @@ from typer.main import get_command
 from swarm_cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/joining.md", "docs/security.md", "docs/kubernetes-*.md", "docs/runbooks/*.md"]
+PAGES = ["README.md", "docs/*.md", "docs/extend/*.md", "docs/runbooks/*.md", "experiments/README.md"]
 FOREIGN = {"--help"}
 
 
@@ -47,7 +47,7 @@ def unknown(line: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_on_a_page_exists_with_its_options(page: str) -> None:
     lines = [line for file in ROOT.glob(page) for line in shown(file.read_text())]
-    assert len(lines) >= 10
+    assert len(lines) >= 5
     assert {line: missing for line in lines if (missing := unknown(line))} == {}
 
 
