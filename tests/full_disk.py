@@ -28,7 +28,7 @@ def no_file_above(size_bytes: int) -> Iterator[None]:
 
 
 def can_mount() -> bool:
-    """Whether a small file system of its own can be made for a process."""
+    """Return whether a small file system of its own can be made for a process."""
     command = ["unshare", "--mount", "--map-root-user", "mount", "-t", "tmpfs", "none", "/mnt"]
     if shutil.which("unshare") is None:
         return False
@@ -45,7 +45,7 @@ def on_small_disk(folder: Path, size_bytes: int, command: Sequence[str], *, time
 
 
 def strace_works() -> bool:
-    """Whether this machine has strace and lets it trace."""
+    """Return whether this machine has strace and lets it trace."""
     if shutil.which("strace") is None:
         return False
     return (

@@ -1,4 +1,4 @@
-"""Whether the long forms of tests were asked for: `TESTS_FULL=1`, as `make test-full` does."""
+"""The long forms of tests, if `TESTS_FULL=1` asks for them, as `make test-full` does."""
 
 from __future__ import annotations
 

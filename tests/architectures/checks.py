@@ -57,7 +57,7 @@ def alone(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Tenso
 
 
 def findings(kind: str) -> tuple[Finding, Finding]:
-    """What the engine and the trainer do with `kind`.
+    """Return what the engine and the trainer do with `kind`.
 
     Raises:
         AssertionError: numbers are wrong, and nothing refused them.
@@ -68,8 +68,8 @@ def findings(kind: str) -> tuple[Finding, Finding]:
 
 
 def engine_finding(kind: str, model: PreTrainedModel, reference: PreTrainedModel) -> Finding:
-    """How the engine samples; raises AssertionError where the logprobs that it gives are not those
-    of `alone`.
+    """Return how the engine samples; raises AssertionError where the logprobs that it gives are not
+    those of `alone`.
     """
     try:
         way = choose_batching(model, context_length=CONTEXT, pad_token_id=PAD)
@@ -135,8 +135,8 @@ OBJECTIVES = ("grpo", "gspo")
 
 
 def trainer_finding(kind: str, model: PreTrainedModel, reference: PreTrainedModel) -> Finding:
-    """How the trainer computes the model; raises AssertionError where a gradient is not that of
-    autograd over `alone`.
+    """Return how the trainer computes the model; raises AssertionError where a gradient is not that
+    of autograd over `alone`.
     """
     silence(model)
     set_training_modes(model)

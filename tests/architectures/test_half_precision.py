@@ -51,7 +51,7 @@ def in_bfloat16(kind: str) -> PreTrainedModel:
 
 
 def ways(kind: str) -> tuple[str, str]:
-    """What engine and trainer do with `kind` in bfloat16, in the words of the table."""
+    """Return what engine and trainer do with `kind` in bfloat16, in the words of the table."""
     model = in_bfloat16(kind)
     before = {name: (value.dtype, value.data_ptr()) for name, value in model.state_dict().items()}
     try:

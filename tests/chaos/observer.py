@@ -68,7 +68,7 @@ class Observer:
         self._thread.join(5)
 
     def status(self, role: str) -> ServiceStatus | None:
-        """What the newest process of a role last said of itself; None while nobody answers."""
+        """Return the last status of a role's newest process; None while nobody answers."""
         try:
             entries = self.call(self.transport.kv.all(subjects.node_bucket(self._node), f"status.{role}."), 10.0)
         except (TransportError, TimeoutError):
@@ -89,7 +89,7 @@ class Observer:
         return self.call(self.transport.stream_state(subjects.node_rollouts_stream(self._node))).last_seq
 
     def caught_up(self) -> bool:
-        """Whether every position of both logs was read."""
+        """Return whether every position of both logs was read."""
         for stream, kept in ((subjects.node_scored_stream, self.scored), (subjects.node_batches_stream, self.batches)):
             if self.call(self.transport.stream_state(stream(self._node))).last_seq > max(kept, default=0):
                 return False

@@ -74,7 +74,5 @@ async def stored_ids(transport: Transport) -> Counter[str]:
 
 
 def lost_and_duplicated(acknowledged: list[str], stored: Counter[str]) -> tuple[int, int]:
-    """How many acknowledged messages are not there, and how many messages are there more than
-    once.
-    """
+    """Count acknowledged messages that are lost, and messages that are there more than once."""
     return sum(stored[each] == 0 for each in acknowledged), sum(count - 1 for count in stored.values())

@@ -164,7 +164,7 @@ def component_of(pod: Object) -> str:
 
 
 def pods_expected(objects: Iterable[Object]) -> int:
-    """How many pods the workloads make when all is well."""
+    """Count the pods that the workloads make when all is well."""
     return sum(workload["spec"].get("replicas", 1) for workload in workloads(objects))
 
 
@@ -178,7 +178,7 @@ def _documents(objects: list[Object]) -> str:
 
 
 def _by_hand(objects: list[Object]) -> list[Object]:
-    """What pods mount and no manifest makes: keys, certificates, the roster."""
+    """Return what pods mount and no manifest makes: keys, certificates, the roster."""
     made = {(each["kind"], name_of(each)) for each in objects}
     wanted = {each for workload in workloads(objects) for each in references(pod_of(workload))} - made
     return [

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the control plane was, what was changed for it, and what it cannot show."""
+    """Return what the control plane was, what was changed for it, and what it cannot show."""
     for line in _SAID:
         terminalreporter.write_line(line)
 

@@ -43,7 +43,7 @@ def for_server(objects: Iterable[Object], versions: set[str], minor: int) -> tup
 
 
 def not_shown(minor: int) -> list[str]:
-    """What this control plane cannot show, whatever is applied to it."""
+    """Return what this control plane cannot show, whatever is applied to it."""
     missing = ["network policies: no network plugin enforces them", "autoscaling: no metrics-server gives it figures"]
     if minor < POD_SECURITY_SINCE:
         missing.append("the namespace's Pod Security labels: 1.20 has no such admission")

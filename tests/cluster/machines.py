@@ -183,7 +183,7 @@ class Machines:
         self._api.patch("Pod", metadata["name"], change, metadata["namespace"], part="status")
 
     def missing(self, pod: Object) -> list[str]:
-        """What a kubelet would wait for before it starts the pod: `Secret alpha-signing`."""
+        """Return what a kubelet would wait for before it starts the pod: `Secret alpha-signing`."""
         namespace = pod["metadata"]["namespace"]
         return [f"{kind} {name}" for kind, name in references(pod["spec"]) if self._api.get(kind, name, namespace) is None]
 

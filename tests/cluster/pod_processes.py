@@ -96,7 +96,7 @@ class Processes:
         return [container for each in list(self._lives.values()) for container in each.running()]
 
     def claimed(self, claim: str) -> Path:
-        """What is on a claim's volume."""
+        """Return what is on a claim's volume."""
         return self._volumes.path(claim)
 
     def run(self, pod: Object) -> None:
@@ -158,7 +158,7 @@ class Processes:
         return Life(pod, spec["nodeName"], frozenset(claims.values()), self._begin)
 
     def _held_elsewhere(self, claims: set[str], machine: str) -> bool:
-        """Whether a pod of another machine has one of the claims, and only one machine may."""
+        """Return whether a pod of another machine has one of the claims that only one may have."""
         held = {claim for life in self._lives.values() if life.machine != machine for claim in life.claims}
         found = [self._api.get("PersistentVolumeClaim", claim, self._namespace) for claim in claims & held]
         return any(each is not None and "ReadWriteMany" not in each["spec"]["accessModes"] for each in found)

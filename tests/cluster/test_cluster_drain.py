@@ -67,7 +67,7 @@ def placed(cluster: Cluster) -> list[Object]:
 
 
 def records(swarm: Swarm, node: str) -> str:
-    """What the node's trainer wrote of its steps, a line each."""
+    """Return what the node's trainer wrote of its steps, a line each."""
     (file,) = swarm.processes.claimed(f"var-{node}-trainer-0").glob(f"runs/*/{node}/metrics.jsonl")
     return file.read_text()
 

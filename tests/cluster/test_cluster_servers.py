@@ -57,7 +57,7 @@ class Servers:
         return self.swarm.container(name).execute(shlex.split(command), timeout_s=120)
 
     def until_succeeds(self, node: str, command: str) -> str:
-        """What it printed once it ended with 0."""
+        """Return what it printed once it ended with 0."""
         deadline = time.monotonic() + READY_S
         while (done := self.execute(node, command)).returncode:
             assert time.monotonic() < deadline, f"{command}: {done.stdout}{done.stderr}"

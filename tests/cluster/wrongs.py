@@ -55,7 +55,7 @@ def events(cluster: Cluster) -> Callable[[], str]:
 
 
 def refused(cluster: Cluster, *objects: Object, namespace: bool = True) -> Callable[[], str]:
-    """What kubectl says of objects that it cannot apply."""
+    """Return what kubectl says of objects that it cannot apply."""
     if namespace:
         cluster.kubectl("create", "namespace", NAMESPACE, check=False)
     said = cluster.kubectl("apply", "--filename=-", given="\n".join(map(json.dumps, objects)), check=False).stderr

@@ -55,8 +55,8 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 def remove_leftovers(podman: Podman) -> None:
-    """What these tests made and nothing else. Pods have the names of their manifests, so they are
-    known by a label.
+    """Remove what these tests made and nothing else. Pods have the names of their manifests, so
+    they are known by a label.
     """
     pods = podman("pod", "ls", "--filter", f"label={NAME}", "--format", "{{.Name}}").split()
     if pods:

@@ -61,7 +61,7 @@ class Podman:
         )
 
     def inspect(self, name: str) -> dict[str, Any]:
-        """What podman knows of an image, container or volume."""
+        """Return what podman knows of an image, container or volume."""
         return dict(json.loads(self("inspect", name))[0])
 
     def run(self, image: str, *command: str, flags: Sequence[str] = (), timeout_s: float = 600.0) -> str:

@@ -77,7 +77,7 @@ class Joined:
         return self.verifier("swarm_ingest_accepted_total") > 0
 
     def swarm(self, *command: str) -> str:
-        """What a command says in the running container."""
+        """Return what a command says in the running container."""
         return self.podman("exec", self.name, "swarm", *command)
 
     def kill(self, command: str) -> None:

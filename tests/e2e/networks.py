@@ -65,7 +65,7 @@ class Networks:
         return done.stdout
 
     def view(self, pod: str, node: str, port: int = HUB_PORT) -> NodeState:
-        """What a node says of itself on the server at `port` in its own network."""
+        """Return what a node says of itself on the server at `port` in its own network."""
 
         async def read() -> NodeState:
             plane = await connect(f"nats://127.0.0.1:{port}", name="test", timeout_s=5.0)

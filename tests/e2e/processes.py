@@ -74,16 +74,16 @@ class NodeProcesses:
             process.wait(10)
 
     def log(self, role: str) -> str:
-        """What a role has printed so far."""
+        """Return what a role has printed so far."""
         file = self._logs / f"{self.node}-{role}.log"
         return file.read_text() if file.exists() else ""
 
     def events(self, role: str, event: str) -> list[dict[str, Any]]:
-        """What a role has written of `event` into its log in the run's folder."""
+        """Return what a role has written of `event` into its log in the run's folder."""
         return [line for line in _lines(self.run_dir / f"{role}.log") if line["event"] == event]
 
     def metrics(self, role: str) -> str:
-        """What a role answers on `/metrics` now."""
+        """Return what a role answers on `/metrics` now."""
         port = self.events(role, "started")[-1]["http_port"]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text: str = answer.read().decode()

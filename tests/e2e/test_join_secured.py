@@ -74,7 +74,7 @@ class Operator:
         }
 
     def swarm(self, *arguments: str, **settings: str) -> str:
-        """What a command prints in the hub's network."""
+        """Return what a command prints in the hub's network."""
         given = (f"{name}={value}" for name, value in settings.items())
         return self.networks.call("hub", "env", *given, sys.executable, "-m", "swarm_cli", *arguments)
 

@@ -56,8 +56,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def chi_square_z(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """How many standard deviations a chi-square statistic lies above its mean (Wilson and Hilferty
-    1931).
+    """Return by how many standard deviations a chi-square statistic lies above its mean (Wilson and
+    Hilferty 1931).
 
     Outcomes expected fewer than 5 times are counted as one.
     """

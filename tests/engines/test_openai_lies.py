@@ -24,7 +24,7 @@ def choice(**other: Any) -> dict[str, Any]:
 
 
 def content(*choices: Any) -> Callable[[dict[str, Any]], Any]:
-    """What a server answers with these choices, each once for every completion asked for."""
+    """Return what a server answers with these choices, each once for every completion asked for."""
     return lambda body: (200, {"choices": [each for each in choices for _ in range(body["n"])]})
 
 

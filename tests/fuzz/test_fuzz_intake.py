@@ -40,7 +40,7 @@ def a_group(node: str, number: int) -> RolloutGroup:
 
 
 def settled(board: StatusBoard, sent: int) -> bool:
-    """Whether every message was refused or taken in."""
+    """Return whether every message was refused or taken in."""
     return board.get("refused") + board.get("accepted") >= sent
 
 

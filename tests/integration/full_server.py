@@ -34,7 +34,7 @@ NODES = ("alpha", "beta")
 
 
 def main(folder: Path) -> dict[str, str]:
-    """What was said, by view and moment."""
+    """Return what was said, by view and moment."""
     var_dir, ballast = folder / "var", folder / "ballast"
     run = var_dir / "runs" / "now"
     server = NatsServer(run, config="http: 127.0.0.1:-1")

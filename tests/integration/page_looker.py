@@ -103,7 +103,7 @@ class Looker:
         assert width <= window, f"the page is {width} px wide in a window of {window} px"
 
     def axe(self) -> list[str]:
-        """What axe-core finds wrong, by WCAG 2.1 A and AA and its own best practices."""
+        """Return what axe-core finds wrong, by WCAG 2.1 A and AA and its own best practices."""
         self.page.evaluate(AXE.read_text())
         found = self.page.evaluate("axe.run(document).then(({violations}) => violations)")
         return [f"{each['id']}: {[node['html'][:120] for node in each['nodes'][:3]]}" for each in found]

@@ -243,7 +243,7 @@ async def test_bytes_stored_once_are_read_once_however_often_they_are_referred_t
 
 
 def received_bytes(transport: Any) -> int:
-    """What a client has received, in bytes."""
+    """Return what a client has received, in bytes."""
     return int(transport.connection.client.stats["in_bytes"])
 
 

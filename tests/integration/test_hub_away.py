@@ -29,7 +29,7 @@ def configured(**nats: Any) -> NodeConfig:
 
 
 async def lost(plane: Transport, server: NatsServer) -> str:
-    """What a request says once the server is gone."""
+    """Return what a request says once the server is gone."""
     server.stop()
     with pytest.raises(NotConnected) as told:
         async with asyncio.timeout(DEADLINE_S):

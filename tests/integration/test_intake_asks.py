@@ -60,7 +60,7 @@ def a_reader(node: Transport, tmp_path: Path) -> SwarmReader:
 
 
 async def read_all(reader: SwarmReader, swarm: Transport) -> list[StoredMessage]:
-    """What the reader is given until it says that there is no more for now."""
+    """Return what the reader is given until it says that there is no more for now."""
     found, more = await reader.read(swarm)
     while more:
         messages, more = await reader.read(swarm)

@@ -62,7 +62,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
 
 
 def list_nodes(hub: SecuredServer, *nodes: str) -> None:
-    """What the hub's operator does to let nodes in."""
+    """Let nodes in, as the hub's operator does."""
     tls = hub.folder / "tls"
     certificate = ("--tls-cert", str(tls / "server.pem"), "--tls-key", str(tls / "server.key"), "--sync-interval", "1m")
     hub._text = swarm("nats", "config", "--nodes", ",".join(nodes), "--plane", "swarm", "--folder", str(hub.keys), *certificate)
@@ -98,7 +98,7 @@ async def as_alpha(hub: SecuredServer) -> Transport:
 
 
 async def write_entry(hub: NatsServer, *, group: bool = True) -> None:
-    """What alpha's verifier says of itself."""
+    """Return what alpha's verifier says of itself."""
     plane = await as_alpha(hub) if isinstance(hub, SecuredServer) else await connect(hub.url, name="alpha")
     try:
         identity = ModelIdentity(name="toy", tokenizer_hash="0" * 64)

@@ -105,7 +105,7 @@ async def code_of(child: ForkServerProcess) -> int | None:
 
 
 def said(config: NodeConfig, child: ForkServerProcess, event: str) -> list[dict[str, Any]]:
-    """What this process wrote into its log under `event`."""
+    """Return what this process wrote into its log under `event`."""
     lines = [json.loads(line) for line in (config.node.run_dir / "trainer.log").read_text().splitlines()]
     return [line for line in lines if line["event"] == event]
 

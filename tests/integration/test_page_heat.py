@@ -16,7 +16,7 @@ from tests.nats_server import NatsServer
 
 
 def trained_on(var_dir: Path, scored: ScoredGroup, ratios: list[float | None], weights: list[float | None]) -> None:
-    """What alpha's trainer wrote of a group of its first batch."""
+    """Return what alpha's trainer wrote of a group of its first batch."""
     answers: list[dict[str, Any]] = []
     for place, completion in enumerate(scored.group.completions):
         measures = {"token_ratio": ratios, "token_weight": weights}

@@ -160,7 +160,7 @@ def everything(node: str) -> set[str]:
 
 
 def allowed(table: str, user: str, *, watched: bool = False) -> set[str]:
-    """What the table allows a user of alpha's."""
+    """Return what the table allows a user of alpha's."""
     return {
         subject
         for row, whose, verbs in rows(table)

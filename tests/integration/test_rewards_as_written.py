@@ -64,7 +64,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 
 async def only_group(config: NodeConfig, texts: list[str]) -> ScoredGroup:
-    """What the node's verifier makes of a local group with these answers."""
+    """Return what the node's verifier makes of a local group with these answers."""
     async with verifier(config) as running:
         await generate(running.node, group("alpha", 0, texts, task=task()))
         await until(lambda: queue_is_empty(running.node, "alpha"))

@@ -79,7 +79,7 @@ async def test_where_no_server_passes_each_is_named_and_nobody_waits(servers: Se
 
 
 def said_connect(server: NatsServer) -> bool:
-    """Whether a client has spoken to it beyond its greeting."""
+    """Return whether a client has spoken to it beyond its greeting."""
     return "CONNECT" in server.log_file.read_text()
 
 

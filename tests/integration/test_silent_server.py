@@ -62,7 +62,7 @@ def hanging(tmp_path: Path, nats_server: Callable[..., NatsServer], monkeypatch:
 
 
 def told_by(folder: Path, *words: str) -> str:
-    """What the command says on standard error in this folder."""
+    """Return what the command says on standard error in this folder."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
     done = forked.run("swarm_cli", words, environment=environment, cwd=folder, timeout=240)
     assert done.returncode == 1, done

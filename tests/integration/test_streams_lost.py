@@ -48,7 +48,7 @@ def node(tmp_path: Path) -> Iterator[tuple[NodeProcesses, NatsServer]]:
 
 
 def readiness(processes: NodeProcesses) -> tuple[int, str]:
-    """What `/readyz` answers: status and text; (0, "") before it is there."""
+    """Return what `/readyz` answers: status and text; (0, "") before it is there."""
     started = processes.events("sampler", "started")
     if not started:
         return 0, ""

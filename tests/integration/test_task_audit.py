@@ -82,7 +82,7 @@ def rows_but_for(left_out: frozenset[str], page: str) -> list[str]:
 
 
 async def audit_but_for(left_out: frozenset[str], thorough: int) -> dict[str, Finding]:
-    """What `audit_defaults` does, with fewer tasks of some: those that get all candidates."""
+    """Do what `audit_defaults` does, with fewer tasks of some: those that get all candidates."""
     counts = {name: thorough if name in left_out else TASKS for name in dataset_names()}
     refs = [TaskRef(dataset=name, seed=SEED, index=index) for name, count in counts.items() for index in range(count)]
     async with ScorerPool(workers=1, answer_timeout_s=ANSWER_TIMEOUT_S, memory_mb=2048) as pool:

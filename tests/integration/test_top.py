@@ -229,7 +229,7 @@ class Terminal:
         os.close(self._slave)
 
     def read(self, seconds: float) -> str:
-        """What is written from now on, for this long at most."""
+        """Return what is written from now on, for this long at most."""
         new, deadline = b"", time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0 and select.select([self.master], [], [], left_s)[0]:
             new += os.read(self.master, 65_536)

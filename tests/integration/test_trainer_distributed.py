@@ -224,7 +224,7 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 
 def same_layout(one: LearnerState, other: LearnerState) -> bool:
-    """Whether a checkpoint of one can be told from a checkpoint of the other only by its
+    """Return whether a checkpoint of one can be told from a checkpoint of the other only by its
     numbers.
     """
 

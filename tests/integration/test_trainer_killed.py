@@ -106,7 +106,7 @@ class Nodes:
         return Node(name, file, load_config(file), transport)
 
     async def uninterrupted(self) -> dict[str, str]:
-        """How training ends when nobody kills it."""
+        """Return how training ends when nobody kills it."""
         if self._uninterrupted is None:
             node = await self.node()
             await node.finished(start(node.config_file))

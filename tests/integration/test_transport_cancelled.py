@@ -86,7 +86,7 @@ class Scene:
             assert await anext(watch) == found
 
     async def left_nothing(self) -> None:
-        """What runs in the background ends by itself; nothing else has been left."""
+        """Check that what runs in the background ends by itself; nothing else has been left."""
 
         def left() -> set[asyncio.Task[Any]]:
             return {task for task in asyncio.all_tasks() - self.tasks if task is not asyncio.current_task()}
@@ -291,7 +291,9 @@ def test_each_call_of_the_interface_is_tried() -> None:
 
 
 async def cancelled(scene: Scene, call: Call, turn: int, moment: Moment) -> bool:
-    """Whether the call waited that often. Fails where it does not end as a cancelled call does."""
+    """Return whether the call waited that often. Fails where it does not end as a cancelled call
+    does.
+    """
     work = CancelledAt(await call(scene), turn, moment)
     task = asyncio.create_task(work.run())
     done, _ = await asyncio.wait({task}, timeout=20)

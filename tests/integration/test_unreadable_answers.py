@@ -244,7 +244,7 @@ async def test_no_request_is_made_again_without_a_pause(nats_server: MakeServer)
 
 
 async def asked_in_a_second(url: str, answers: tuple[bytes | dict[str, str], ...]) -> float:
-    """How often each of the requests is made, on average, of who answers all of them so."""
+    """Return how often each of the requests is made, on average, of who answers all of them so."""
 
     async def make(ask: Callable[[Transport], Awaitable[object]]) -> None:
         hub = await connect(url, name="test")

@@ -252,7 +252,7 @@ class Life:
         await self.until(there)
 
     async def stop(self) -> float:
-        """What SIGTERM does. Returns the seconds it took."""
+        """Do what SIGTERM does, and return the seconds it took."""
         started = time.monotonic()
         self.context.stopping.set()
         await asyncio.wait_for(self._running, DEADLINE_S)

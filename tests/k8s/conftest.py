@@ -14,7 +14,7 @@ from tests.k8s.cluster_shapes import Listed, fitting
 
 @pytest.fixture(scope="session")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Listed:
-    """What `swarm k8s secrets` makes, as the cluster has it then."""
+    """Return what `swarm k8s secrets` makes, as the cluster has it then."""
     folder = tmp_path_factory.mktemp("check") / "keys"
     arguments = ["k8s", "secrets", "--nodes", "alpha,beta,gamma", "--keys", str(folder)]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -66,8 +66,8 @@ class Running:
         return int(self.pid_file.read_text())
 
     def _has_begun(self) -> bool:
-        """Whether its first process is in its root already, which it enters before it takes its
-        user.
+        """Return whether its first process is in its root already, which it enters before it takes
+        its user.
         """
         try:
             return Path(f"/proc/{self.pid}").stat().st_uid != 0

@@ -99,7 +99,7 @@ def kustomize() -> tuple[str, ...] | None:
 
 
 def build(folder: Path) -> str:
-    """What a folder renders to, as YAML text."""
+    """Return what a folder renders to, as YAML text."""
     command = kustomize()
     if command is None:
         pytest.skip("neither kubectl nor kustomize is here: run scripts/test-packages, or install one")
@@ -215,8 +215,8 @@ def find(objects: Iterable[Object], kind: str, name: str) -> Object:
 
 
 def environment(objects: Iterable[Object], container: Object) -> dict[str, str | None]:
-    """What a container's process finds in its environment; None for what is known on the cluster
-    alone.
+    """Return what a container's process finds in its environment; None for what is known on the
+    cluster alone.
     """
     found: dict[str, str | None] = {}
     for source in container.get("envFrom", []):
@@ -228,7 +228,7 @@ def environment(objects: Iterable[Object], container: Object) -> dict[str, str |
 
 
 def selected(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a label selector takes these labels."""
+    """Return whether a label selector takes these labels."""
     if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
         return False
     for rule in selector.get("matchExpressions", []):

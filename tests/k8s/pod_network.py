@@ -43,7 +43,7 @@ class PodNetwork:
         return f"{self._prefix}-{pod}"
 
     def inside(self, pod: str, call: Callable[[], T]) -> T:
-        """What `call` returns or raises in the pod's network."""
+        """Return what `call` returns or raises in the pod's network."""
         outcome: list[T] = []
         problem: list[BaseException] = []
 

@@ -90,8 +90,8 @@ def apart(pod: Pod) -> list[Pod]:
 
 
 def command_of(container: Object, image: Stage) -> list[str]:
-    """What runs: the manifest's command and arguments, and the image's where the manifest has
-    none.
+    """Return what runs: the manifest's command and arguments, and the image's where the manifest
+    has none.
     """
     command = container.get("command") or list(image.entrypoint)
     arguments = container.get("args") or ([] if container.get("command") else list(image.command))
@@ -99,8 +99,8 @@ def command_of(container: Object, image: Stage) -> list[str]:
 
 
 def environment_of(pod: Pod, objects: tuple[Object, ...], image: Stage) -> dict[str, str]:
-    """What the process finds: the image's variables, the pod's, and HOSTNAME, which the runtime
-    sets.
+    """Return what the process finds: the image's variables, the pod's, and HOSTNAME, which the
+    runtime sets.
     """
     found = {"HOSTNAME": pod.name, **image.environment}
     for source in pod.container.get("envFrom", []):
@@ -196,7 +196,7 @@ class Volumes:
         return folder
 
     def _for_group(self, folder: Path, pod: Pod) -> Path:
-        """What fsGroup does: the folder belongs to the pod's group, which may write."""
+        """Do what fsGroup does: the folder belongs to the pod's group, which may write."""
         if not folder.exists():
             folder.mkdir(parents=True)
             os.chown(folder, 0, pod.spec["securityContext"]["fsGroup"])
@@ -205,7 +205,7 @@ class Volumes:
 
 
 def hosts(pods: dict[str, tuple[Pod, str]], objects: tuple[Object, ...]) -> str:
-    """What the cluster's DNS answers, as a hosts file. `pods`: each with its address."""
+    """Return what the cluster's DNS answers, as a hosts file. `pods`: each with its address."""
     lines = ["127.0.0.1 localhost"]
     for service in with_kind(objects, "Service"):
         namespace = service["metadata"]["namespace"]

@@ -64,7 +64,7 @@ class RenderedServer:
         return self
 
     def check(self) -> str:
-        """What nats-server says of the configuration, without starting."""
+        """Return what nats-server says of the configuration, without starting."""
         for path in (self.folder / "etc/nats").iterdir():
             self._write(path, path.read_text())
         command = [find_binary(), "-t", "--config", str(self.file)]

@@ -74,7 +74,7 @@ def expire_in(folder: Path, days: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the page's step 4 of "A cluster" leaves; the certificate has ten days left."""
+    """Return what the page's step 4 of "A cluster" leaves; the certificate has ten days left."""
     folder = tmp_path_factory.mktemp("authority")
     apply("swarm k8s secrets --nodes alpha,beta,gamma | kubectl", folder)
     expire_in(folder, 10)

@@ -38,8 +38,8 @@ Told = Callable[[list[Object]], list[str]]
 
 @pytest.fixture(scope="module")
 def told() -> Iterator[Told]:
-    """What is found in an overlay. One process derives the tasks of all of these tests, as it does
-    those of all nodes of an overlay.
+    """Return what is found in an overlay. One process derives the tasks of all of these tests, as
+    it does those of all nodes of an overlay.
     """
     with TaskProbe() as apart:
         yield lambda objects: [str(each) for each in findings(Overlay(objects), apart)]

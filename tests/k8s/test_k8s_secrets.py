@@ -50,7 +50,7 @@ def objects(text: str) -> Made:
 
 
 def as_kubectl_lists(text: str) -> str:
-    """What `kubectl get secrets,configmaps -o json` prints when these have been applied."""
+    """Return what `kubectl get secrets,configmaps -o json` prints when these have been applied."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(yaml.safe_load_all(text))})
 
 
@@ -270,7 +270,9 @@ def test_what_is_not_from_kubectl_is_refused_with_the_command_that_is_meant() ->
 
 
 def cut(text: str, *, without: str = "", only: str = "", namespace: str = "swarm") -> str:
-    """What kubectl would list without the objects whose kind and name begin or end with a word."""
+    """Return what kubectl would list without the objects whose kind and name begin or end with a
+    word.
+    """
     items = [each | {"metadata": each["metadata"] | {"namespace": namespace}} for each in yaml.safe_load_all(text)]
     named = [(f"{each['kind']} {each['metadata']['name']}", each) for each in items]
     left = [each for name, each in named if name.startswith(only) and not (without and name.startswith(without))]

@@ -46,7 +46,7 @@ def secured(folder: Path, *, ago: timedelta) -> tuple[subprocess.Popen[str], int
 
 
 async def refusal(port: int, authority: Path, key: Path | None = None) -> str:
-    """What a service says that is refused; it waits for a server that is not there yet."""
+    """Return what a service says that is refused; it waits for a server that is not there yet."""
     with pytest.raises(AccessDenied) as told:
         await connect(
             f"tls://127.0.0.1:{port}",

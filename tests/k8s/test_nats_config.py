@@ -61,7 +61,7 @@ def configuration(objects: tuple[Object, ...], folder: Path) -> tuple[Path, dict
 
 
 def secrets(folder: Path, keys: Path) -> None:
-    """What the server's pod mounts, from the objects that `swarm k8s secrets` made."""
+    """Return what the server's pod mounts, from the objects that `swarm k8s secrets` made."""
     made = {each["metadata"]["name"]: each["data"] for each in yaml.safe_load_all((keys / "secrets.yaml").read_text())}
     for name, path in (("nats-accounts", "etc/nats-accounts"), ("nats-server-tls", "etc/nats-tls")):
         (folder / path).mkdir()

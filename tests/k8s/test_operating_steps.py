@@ -92,7 +92,7 @@ async def until_three_copies(operator: Transport, messages: int) -> None:
 
 
 async def init(keys: Path, server: Server) -> None:
-    """What the operator's pod does when it starts."""
+    """Do what the operator's pod does when it starts."""
     environment = {
         "SWARM_NODE__ID": "alpha",
         "SWARM_NATS__NODE_URL": f"tls://127.0.0.1:{server.port}",

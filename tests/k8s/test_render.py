@@ -45,7 +45,7 @@ def as_pod_template(template: Object) -> Object:
 
 @functools.cache
 def problem_with(text: str, version: str) -> str | None:
-    """What is wrong with an object, given as JSON; asked once for objects that many variants
+    """Return what is wrong with an object, given as JSON; asked once for objects that many variants
     share.
     """
     each = json.loads(text)

@@ -47,7 +47,7 @@ MUTABLE = {
 
 
 def refused(before: list[Object], after: list[Object]) -> Iterator[str]:
-    """What `kubectl apply` of `after` over `before` would be refused, as object and field."""
+    """Return what `kubectl apply` of `after` over `before` refuses, as object and field."""
     was = {(each["kind"], name_of(each)): each for each in before}
     for each in after:
         old = was.get((each["kind"], name_of(each)))

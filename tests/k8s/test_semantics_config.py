@@ -191,7 +191,7 @@ KINDS = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
 
 
 def references(workload: Object) -> list[tuple[str, str, set[str]]]:
-    """What a pod refers to: kind, name and the keys it picks."""
+    """Return what a pod refers to: kind, name and the keys it picks."""
     found: list[tuple[str, str, set[str]]] = []
     for volume in pod_of(workload)["volumes"]:
         for source in [volume, *volume.get("projected", {}).get("sources", [])]:

@@ -90,7 +90,7 @@ class PrometheusServer:
             raise AssertionError(f"{parameters}: {error.read().decode()[:500]}") from None
 
     def values(self, expr: str) -> list[tuple[dict[str, str], float]]:
-        """What an expression gives now, as (labels, value); a scalar has no labels."""
+        """Return what an expression gives now, as (labels, value); a scalar has no labels."""
         data = self.ask("query", query=expr)
         if data["resultType"] == "scalar":
             return [({}, float(data["result"][1]))]

@@ -51,8 +51,8 @@ class OnCall:
 
 
 def shipped_pace() -> dict[str, str]:
-    """How often both components scrape. Nothing is said of evaluations: that is Prometheus's own
-    default.
+    """Return how often both components scrape. Nothing is said of evaluations: that is Prometheus's
+    own default.
     """
     plain = yaml.safe_load((REPO / "k8s/components/monitoring-plain/scrape.yaml").read_text())
     monitors = yaml.safe_load_all((REPO / "k8s/components/monitoring/pod-monitors.yaml").read_text())

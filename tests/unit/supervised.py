@@ -47,7 +47,7 @@ def pids(folder: Path, name: str) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
+    """Return whether there is such a process, and it is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

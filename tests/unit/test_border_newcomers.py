@@ -20,8 +20,8 @@ NEW = intake_share(0, 0.0, 32)
 
 
 def served(arrivals_per_s: dict[str, tuple[float, float]], seconds: int = SECONDS, rate_per_s: float = RATE_PER_S) -> Counter[str]:
-    """How many of each sender's messages are served. A sender has a rate and an earned share; `*`
-    sends under ever new names.
+    """Count how many of each sender's messages are served. A sender has a rate and an earned share;
+    `*` sends under ever new names.
     """
     queue: FairQueue[str] = FairQueue(rate_per_s, 0.5, 2.0, 0.0)
     taken: Counter[str] = Counter()

@@ -76,7 +76,7 @@ def test_a_used_up_row_is_taken_again_an_hour_after_its_first_groups(tmp_path: P
         return show(gate, made, COPIER, now_s=now_s)
 
     def sent(first_seed: int, now_s: float) -> int:
-        """How many of forty groups, a second apart, are accepted."""
+        """Count how many of forty groups, a second apart, are accepted."""
         count = 0
         for number in range(40):
             verdict = group(first_seed + number, now_s + number)

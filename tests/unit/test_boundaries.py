@@ -83,7 +83,9 @@ def test_no_part_of_another_package_that_is_made_for_torch_is_imported_later_eit
 
 
 def cancels(text: str) -> int:
-    """How often an attribute `cancel` is named: called with or without arguments, or handed on."""
+    """Return how often an attribute `cancel` is named: called with or without arguments, or handed
+    on.
+    """
     if "cancel" not in text:
         return 0
     return sum(isinstance(node, ast.Attribute) and node.attr == "cancel" for node in ast.walk(ast.parse(text)))

@@ -59,7 +59,7 @@ def drawn(*nodes: NodeState, height: int | None = None, age_s: float = 0.0) -> s
 
 
 def shown(node: NodeState) -> str:
-    """What `swarm status` prints."""
+    """Return what `swarm status` prints."""
     console = Console(width=200, file=io.StringIO(), record=True)
     show(SwarmState(NOW, (node,), (), True), console)
     return console.export_text()

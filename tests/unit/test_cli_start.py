@@ -36,7 +36,9 @@ for command in sys.argv[2:]:
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, set[str]]:
-    """What is in memory when a command begins, each in a process that has built no other one."""
+    """Return what is in memory when a command begins, each in a process that has built no other
+    one.
+    """
     asked = [sys.executable, "-c", IMPORTED, ",".join(sorted(HEAVY)), *COMMANDS, *GROUPS, "--version"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
     return {command: set(names) for command, *names in map(str.split, told)}

@@ -33,7 +33,7 @@ def program() -> Any:
 
 
 def unknown(line: str) -> list[str]:
-    """What of a command line does not exist."""
+    """Return what of a command line does not exist."""
     command = program()
     words = shlex.split(re.split(r" [<>|]+ ", line)[0].replace("[", " ").replace("]", " "))[1:]
     while words and hasattr(command, "commands") and words[0] not in FOREIGN:

@@ -71,7 +71,7 @@ numbers = st.one_of(st.floats(-1e30, 1e30), st.sampled_from([0.0, -0.0, 5e-324, 
 
 
 def acts(character: str) -> bool:
-    """Whether a terminal may do something else with it than draw it."""
+    """Return whether a terminal may do something else with it than draw it."""
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 

@@ -24,7 +24,7 @@ def with_(**changed: Any) -> list[list[Sample]]:
 
 
 async def returned(found: Any, name: str = "mine", *, loads_policies: bool = True) -> list[list[Sample]]:
-    """What passes of an engine that returns `found`; nothing else is asked of it here."""
+    """Return what passes of an engine that returns `found`; nothing else is asked of it here."""
 
     async def generate(*asked: Any, **settings: Any) -> Any:
         return found

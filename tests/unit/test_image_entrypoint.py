@@ -22,7 +22,7 @@ WITH_COMMANDS = ("swarm", "swarm-cuda")
 
 
 def ran(folder: Path, *words: str, **settings: str) -> str:
-    """What the entry point runs, told by programs that stand in for those of the image."""
+    """Return what the entry point runs, told by programs that stand in for those of the image."""
     for name in ("swarm", "python", "torchrun", "sh", "join"):
         program = folder / name
         program.write_text(ECHO)

@@ -37,8 +37,8 @@ def test_another_environments_packages_are_readable_as_a_whole(tmp_path: Path, m
 
 
 def told(code: str, cwd: Path, path: str, flag: str = "-P") -> str:
-    """What a Python with this PYTHONPATH prints, which does not put `cwd` first as it would without
-    the flag.
+    """Return what a Python with this PYTHONPATH prints, which does not put `cwd` first as it would
+    without the flag.
     """
     command = [sys.executable, flag, "-c", code]
     return subprocess.check_output(command, cwd=cwd, env={"PYTHONPATH": path}, timeout=60, text=True).rstrip("\n")

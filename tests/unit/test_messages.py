@@ -130,7 +130,7 @@ DEEP = b"\x91" * MAX_DEPTH + b"\x00"
 
 
 def _counted(value: object) -> int:
-    """How many maps and lists, entries and elements there are in it."""
+    """Count maps and lists, entries and elements in it."""
     within = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if within is None else 1 + len(within) + sum(map(_counted, within))
 

@@ -45,7 +45,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 def refusal(source: str | Path, out: Path) -> str:
-    """What is said of a source that is not taken; nothing may be left of it."""
+    """Return what is said of a source that is not taken; nothing may be left of it."""
     with pytest.raises(CommandError) as caught:
         import_model(str(source), out)
     said = str(caught.value)

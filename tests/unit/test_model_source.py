@@ -88,7 +88,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(hub: Path) -> dict[str, Any]:
-    """What a process that finds all commits has of each that it is asked for, or its error."""
+    """Return what a process that finds all commits has of each that it wants, or its error."""
     environment = {**os.environ, "HF_HOME": str(hub), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     environment.pop("HF_HUB_CACHE", None)
     command = [sys.executable, "-c", PROGRAM, NAME, PINNED, MOVED, ADAPTER, ""]

@@ -21,7 +21,7 @@ AGAIN = "`swarm restart alpha-verifier` starts it again (with `--now` if it hang
 
 
 def told(*, verifier_s: float, step_s: float = 1.0) -> dict[str, object]:
-    """What the page is told when the verifier's last word is so old, and the last step."""
+    """Return what the page is told when the verifier's last word is so old, and the last step."""
     statuses = tuple(
         ServiceStatus(
             node="alpha",

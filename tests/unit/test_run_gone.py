@@ -45,8 +45,8 @@ def var_dir(tmp_path: Path) -> Path:
 
 @cache
 def alone() -> tuple[str, ...]:
-    """What puts a command where it sees none of this machine's runs and servers, somebody's swarm
-    on the usual ports for one: namespaces of its own. Empty where they are not allowed.
+    """Return the prefix that gives a command namespaces of its own, where it sees none of this
+    machine's runs and servers. Empty where they are not allowed.
     """
     prefix = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc")
     prefix += ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")

@@ -165,7 +165,7 @@ def test_learnability_follows_the_own_pass_rate_and_not_the_groups_reward() -> N
 
 
 def rescued(failed_groups: int, *, has_pass: bool = True) -> bool:
-    """Whether the one group of the source stands before a hundred others, at any seed."""
+    """Return whether the one group of the source stands before a hundred others, at any seed."""
     known = Knowledge(sources={"hard": PassRecord(0.0, 200.0, failed_groups), "easy": PassRecord(90.0, 100.0)})
     pool = [*(entry(seq, source="easy") for seq in range(1, 101)), entry(101, source="hard", has_pass=has_pass)]
     drawn = [strategy_named("rescue").draw(pool, 2, 2, random.Random(seed), known) for seed in range(20)]

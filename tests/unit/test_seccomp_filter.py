@@ -23,7 +23,7 @@ FORBIDDEN = {
 
 
 def verdict(program: bytes, architecture: int, number: int, first_argument: int = 0) -> int:
-    """What the kernel's interpreter of classic BPF returns for `struct seccomp_data`."""
+    """Return what the kernel's interpreter of classic BPF returns for `struct seccomp_data`."""
     instructions = list(struct.iter_unpack("HBBI", program))
     called = struct.pack("IIQ6Q", number, architecture, 0, first_argument, 0, 0, 0, 0, 0)
     accumulator, at = 0, 0

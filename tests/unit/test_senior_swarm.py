@@ -19,7 +19,7 @@ MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 
 def looked_at(reported: Mapping[tuple[str, str], Sequence[float]]) -> str | None:
-    """What is shown where each name of a swarm reported so long ago, as a server keeps it."""
+    """Show where each name of a swarm reported so long ago, as a server keeps it."""
     log, entries, keys = EvaluationLog(), list[Heard[NodeRecord]](), {name: SigningKey(new_seed()) for name in reported}
     kept = [(ago, *who) for who, agos in reported.items() for ago in sorted(agos)[: SWARM_LIMITS.evals_max_per_node]]
     for ago, name, swarm in sorted(kept, reverse=True):

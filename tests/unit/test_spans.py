@@ -136,7 +136,7 @@ def endpoint(answer: Callable[[Hostile], None]) -> Iterator[Any]:
 
 
 def told_of(url: str, answered: Callable[[], bool]) -> list[str]:
-    """What the log is told where one span goes to `url`, once that has answered."""
+    """Return what the log is told where one span goes to `url`, once that has answered."""
     told: list[str] = []
     sink = OtlpSpans(configured(url), "sampler", told.append)
     spans.send_to(sink)

@@ -25,8 +25,9 @@ def test_what_a_sender_in_good_standing_makes_beyond_the_budget_is_surplus_and_a
 
 
 def refusals(senders: int, per_s: float, seconds: int, *, asleep_s: float = 0.0) -> Counter[Refusal]:
-    """What the default settings refuse of newcomers that each send `per_s`, by reason. `asleep_s`:
-    how long this node reads nothing at the start, after which all that is stored comes at once.
+    """Return what the default settings refuse of newcomers that each send `per_s`, by reason.
+    `asleep_s`: how long this node reads nothing at the start, after which all that is stored comes
+    at once.
     """
     verifier = NodeConfig(tasks=[{"dataset": "gcd"}]).verifier
     queue: FairQueue[int] = FairQueue(verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, 0.0)

@@ -118,7 +118,7 @@ async def test_an_entry_that_is_damaged_or_that_no_key_signed_for_this_swarm_is_
 
 
 async def looks(swarm: Swarm, name: SwarmName, *, others: list[SwarmName], start: float) -> list[str]:
-    """What the log says while `name` and the `others` renew the entry in turn."""
+    """Return what the log says while `name` and the `others` renew the entry in turn."""
     with capture_logs() as logs:
         at = start
         for _ in range(2 * TWIN_LOOKS):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def waiting_bytes(process: subprocess.Popen[bytes]) -> int:
-    """What it has written and nobody has read."""
+    """Return what it has written and nobody has read."""
     assert process.stdout is not None
     (waiting,) = struct.unpack("i", fcntl.ioctl(process.stdout, termios.FIONREAD, b"\0" * 4))
     return int(waiting)
