@@ -1,42 +1,54 @@
 """Compares policies' answers to the same held-out arithmetic questions, before and after training.
 
-    swarm eval MODEL --answers 1000 --json --config FILE > answers.json        for each policy
+    swarm eval MODEL --answers 1000 --json --config FILE > answers.json      for each policy
+    python -m lab.answers --begun MODEL --config FILE > begun.json           with each answer begun
     python -m lab.answers base.json trained.json ...
 
-A pass rate alone does not show what was learned: to end an answer in its number, or to find the
-right number. So answers are also counted by a second rule (the last number in the text) and by kind
-of question. The gain is paired by question, with an interval that resamples facts (`3 + 4` and `4 +
-3` are one fact), because questions repeat them.
+A policy trained on sums learns two things: to write `3 + 4 = 7` and nothing else, and what 3 + 4
+is. Giving the base policy the first four symbols shows what the format alone is worth; its answer
+is then the first number in its continuation. A gain is paired by question, with an interval that
+resamples facts (`3 + 4` and `4 + 3` are one fact), because questions repeat them.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from services.generator.engines import EngineError, SamplingParams, create_engine
+from shared.config import NodeConfig, load_config
+from shared.config.sections import ModelSection
+from shared.contracts.messages import Task
+from shared.model.prompts import render_prompt
+from shared.model.reading import load_tokenizer
+from shared.runtime.exits import FatalError
+from shared.tasks import held_out_tasks
 from shared.tasks.numerals import read_number
 
 RESAMPLES = 10_000
-NUMBER = (
+NEW_TOKENS = 10
+_NUMBER = (
     r"(?:(?<![^\W_])(?<![)\]}])[-\u2212])?(?<![0-9])(?<![0-9]\.)"
     r"(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
 )
-"""A number in a text, for `number_value`. `3-4` is 3 and 4; U+2212 also counts as a minus."""
-_NUMBER = re.compile(NUMBER)
+"""A number in a text, for `_value`. `3-4` is 3 and 4; U+2212 also counts as a minus."""
+# `7/2`, `7,5`, `7*2` and `7th` are not 7, while ` 7 + 1` is 7 with more text after it.
+_FIRST_NUMBER = re.compile(rf"\s*({_NUMBER})(?!\w|%|[-+*/^.,]+[0-9])")
 # Not part of a longer expression: no decimal, bracket or other operator before or after it.
 _QUESTION = re.compile(
     r"(?<![\w.(\u2212-])(?<![-+*/^\u2212] )(-?[0-9]{1,18}) ([+*-]) (-?[0-9]{1,18})(?![\w)!%]|\.[0-9]| ?[-+*/^\u2212])"
 )
 _TWO_NUMBERS = re.compile(r"\D*\d+\D+\d+\D*")
-
-Rule = Callable[["Answer"], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,48 +81,14 @@ class Answer:
             first, second = sorted((first, second))
         return f"{first} {sign} {second}"
 
+    @property
+    def passed(self) -> bool:
+        """Whether the verifier gave it full marks."""
+        return self.reward >= 1.0
+
 
 class _Record(BaseModel):
     answers: list[Answer] = []
-
-
-def number_value(text: str | None) -> Fraction | None:
-    """The value of a number that `NUMBER` found or that is a task's reference; None if it is not a
-    number.
-    """
-    return read_number((text or "").replace("\N{MINUS SIGN}", "-"))
-
-
-def passes(answer: Answer) -> bool:
-    """Whether the verifier gave the answer full marks."""
-    return answer.reward >= 1.0
-
-
-def last_number_is_right(answer: Answer) -> bool:
-    """Whether the last number in the text is the reference, whatever follows it. This rule is
-    looser than any verifier's.
-    """
-    numbers = _NUMBER.findall(answer.answer)
-    reference = number_value(answer.reference)
-    return bool(numbers) and reference is not None and number_value(numbers[-1]) == reference
-
-
-RULES: Mapping[str, Rule] = {"paid": passes, "last number is right": last_number_is_right}
-
-
-def kinds(answer: Answer) -> Iterable[str]:
-    """The lines of the table that an answer counts in."""
-    yield "all"
-    yield answer.dataset
-    if answer.operation is None:
-        return
-    first, sign, second = answer.operation
-    yield f"operator {sign}"
-    if max(abs(first), abs(second)) > 10:  # noqa: PLR2004
-        yield "a number above 10"
-    reference = number_value(answer.reference)
-    if reference is not None and reference < 0:
-        yield "below zero"
 
 
 def read_answers(path: Path) -> list[Answer]:
@@ -143,8 +121,8 @@ class Gain:
     facts: int
 
 
-def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule) -> Gain:
-    """The gain of `trained` over `base` by `rule`.
+def gain(base: Sequence[Answer], trained: Sequence[Answer]) -> Gain:
+    """The gain of `trained` over `base`.
 
     Raises:
         ValueError: they answered different questions.
@@ -153,7 +131,7 @@ def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule) -> Gain:
         raise ValueError("the two files answer different questions: use one configuration and one --n for both")
     changes: dict[str, list[int]] = {}
     for before, after in zip(base, trained, strict=True):
-        changes.setdefault(before.fact, []).append(int(rule(after)) - int(rule(before)))
+        changes.setdefault(before.fact, []).append(after.passed - before.passed)
     sums = np.array([sum(fact_changes) for fact_changes in changes.values()])
     counts = np.array([len(fact_changes) for fact_changes in changes.values()])
     drawn = np.random.default_rng(0).integers(len(sums), size=(RESAMPLES, len(sums)))
@@ -162,57 +140,95 @@ def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule) -> Gain:
     return Gain(float(np.mean(single)), float(low), float(high), won=single.count(1), lost=single.count(-1), facts=len(changes))
 
 
-def table(files: Mapping[str, Sequence[Answer]]) -> str:
-    """Markdown: one row per kind of question and rule, one column per file, right answers out of
-    all.
-    """
-    names = list(files)
-    lines = [f"| rule | questions | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
-    every_kind = list(dict.fromkeys(kind for answers in files.values() for each in answers for kind in kinds(each)))
-    datasets = {each.dataset for answers in files.values() for each in answers}
-    order = ["all", *sorted(datasets), *sorted(kind for kind in every_kind if kind != "all" and kind not in datasets)]
-    for rule, holds in RULES.items():
-        for kind in order:
-            cells = []
-            for name in names:
-                judged = [holds(each) for each in files[name] if kind in kinds(each)]
-                cells.append(f"{sum(judged)}/{len(judged)} = {sum(judged) / len(judged):.3f}" if judged else "")
-            lines.append(f"| {rule} | {kind} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def gain_lines(files: Mapping[str, Sequence[Answer]]) -> list[str]:
+    """Each file's pass rate, and each later file's gain over the first."""
+    (base, base_answers), *trained = files.items()
+    lines = [f"{name}: {sum(each.passed for each in answers)}/{len(answers)} passed" for name, answers in files.items()]
+    for name, answers in trained:
+        found = gain(base_answers, answers)
+        lines.append(
+            f"{name} over {base}: {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f}; 95 %, "
+            f"resampling {found.facts} facts), {found.won} won, {found.lost} lost"
+        )
+    return lines
 
 
-def read_files(paths: Sequence[str]) -> dict[str, list[Answer]]:
-    """Answers by file name, or by path if two names are equal.
+def begun(question: str) -> str:
+    """How the answer to an arithmetic question begins.
 
     Raises:
-        OSError: a file cannot be read.
-        ValueError: a file is named twice, or holds no answers.
+        ValueError: the question has no `a + b` in it.
     """
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ValueError(f"{path} is named twice: name each file once")
-    stems = [Path(path).stem for path in paths]
-    names = stems if len(set(stems)) == len(stems) else paths
-    return {name: read_answers(Path(path)) for name, path in zip(names, paths, strict=True)}
+    operation = Answer("", question, "", "", 0.0).operation
+    if operation is None:
+        raise ValueError(f"{question!r} does not ask for a sum, difference or product of two numbers")
+    first, sign, second = operation
+    return f"{first} {sign} {second} ="
 
 
-def main(paths: Sequence[str]) -> int:
-    """Print the table, and each later file's gain over the first. Returns the exit status."""
-    if not paths:
-        print("usage: python -m lab.answers BASE.json [TRAINED.json ...]", file=sys.stderr)
-        return 2
+def judged(task: Task, beginning: str, rest: str) -> Answer:
+    """The answer up to its first number, and whether that number is the reference; the whole answer
+    if it does not start with a number.
+    """
+    found = _FIRST_NUMBER.match(rest)
+    reference = _value(task.answer)
+    right = found is not None and reference is not None and _value(found[1]) == reference
+    said = f"{beginning} {found[1]}" if found else beginning + rest
+    return Answer(task.ref.dataset, task.question, task.answer or "", said, float(right))
+
+
+def _value(text: str | None) -> Fraction | None:
+    return read_number((text or "").replace("\N{MINUS SIGN}", "-"))
+
+
+async def begun_answers(model: str, config: NodeConfig) -> list[Answer]:
+    """The policy's greedy answers to a configuration's held-out questions, with the beginning of
+    each answer given.
+
+    Raises: EngineError, ModelLoadError: the model cannot be run or loaded. ValueError: the
+    configuration has no held-out questions, one cannot be derived, or one is not of the form `a +
+    b`.
+    """
+    tasks = held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw)
+    if not tasks:
+        raise ValueError(f"the configuration has no held-out questions (eval.tasks is {config.eval.tasks}): set eval.tasks to 200")
+    tokenizer = load_tokenizer(ModelSection(path=model))
+    beginnings = [begun(task.question) for task in tasks]
+    prompts = [
+        [
+            *render_prompt(tokenizer, task.question, config.model.system_prompt),
+            *tokenizer(text, add_special_tokens=False)["input_ids"],
+        ]
+        for task, text in zip(tasks, beginnings, strict=True)
+    ]
+    engine = create_engine("transformers", model, device=config.model.device, dtype=config.model.dtype)
+    await engine.start()
     try:
-        files = read_files(paths)
-        base, *trained = files
-        print(table(files))
-        for name in trained:
-            for rule, holds in RULES.items():
-                found = gain(files[base], files[name], holds)
-                print(
-                    f"\n{name} over {base}, {rule}: {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f}; 95 %, "
-                    f"resampling {found.facts} facts), {found.won} won, {found.lost} lost"
-                )
-    except (OSError, ValueError) as problem:
+        samples = await engine.generate(prompts, 1, SamplingParams(temperature=0.0, max_new_tokens=NEW_TOKENS), seed=0)
+    finally:
+        await engine.close()
+    return [judged(task, text, only.text) for task, text, (only,) in zip(tasks, beginnings, samples, strict=True)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print gains, or with --begun the answers in the format of `swarm eval --answers N --json`.
+    Returns the exit status.
+    """
+    parser = argparse.ArgumentParser(prog="python -m lab.answers", description="Gains of policies over the first one.")
+    parser.add_argument("files", nargs="*", type=Path, help="files of answers, the base policy's first")
+    parser.add_argument("--begun", metavar="MODEL", help="instead answer the held-out questions with each answer begun")
+    parser.add_argument("--config", type=Path, help="whose held-out questions --begun asks")
+    asked = parser.parse_args(arguments)
+    try:
+        if asked.begun and asked.config:
+            found = asyncio.run(begun_answers(asked.begun, load_config(asked.config)))
+            passed = sum(each.reward for each in found) / len(found)
+            print(json.dumps({"model": asked.begun, "pass_rate": passed, "answers": [asdict(each) for each in found]}, indent=2))
+        elif asked.files:
+            print("\n".join(gain_lines({path.stem: read_answers(path) for path in asked.files})))
+        else:
+            parser.error("name the files, or give --begun with --config")
+    except (OSError, EngineError, FatalError, ValueError) as problem:
         print(problem, file=sys.stderr)
         return 1
     return 0

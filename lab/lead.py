@@ -1,12 +1,13 @@
-"""One arm's lead over another, measured in several ways, from an experiment's records:
+"""One arm's lead over another, from an experiment's records:
 
-    python -m lab.lead experiments/results/q8-evidence default/central
+    python -m lab.lead experiments/results/q8-evidence default/replay default/central
     python -m lab.lead experiments/results/q8-evidence default/central --without binary_matrix
     python -m lab.lead experiments/results/q8-evidence central-2/central --of default/central
 
-A report's ratio says how large a lead is; this says whether other measures show it too, on which
-seeds and datasets it rests, how much more training is behind it, and what part it makes up of
-another lead. Intervals of ratios are Fieller's, that of the difference Student's.
+Of several pairs it prints the ratio of their mean gains. Of one pair it also says whether other
+measures show the lead, on which seeds and datasets it rests, how much more training is behind it,
+and what part it makes up of another lead. Intervals of ratios are Fieller's, because a report's
+bootstrap is too narrow for few seeds; that of the difference is Student's.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.comparisons import gains_of_two
 from lab.measures import Measures, Point, gain_until, round_of
 from lab.records import read_records
 from lab.report import folders_of, read_runs
@@ -159,6 +161,34 @@ def lead_lines(results: Path, pair: str, without: Sequence[str] = (), whole: str
         yield f"{title}: {done:,.0f} and {by_other:,.0f}, {done / by_other:.1f} times as many"
 
 
+def ratio_lines(results: Path, pairs: Sequence[str], *, at_equal_completions: bool | None = None) -> Iterator[str]:
+    """A line for each pair: the ratio of cumulative gains over the seeds that both have.
+
+    `at_equal_completions`: compare up to where the arm with fewer completions ended; None: as the
+    spec says.
+
+    Raises:
+        SpecError: no run is complete, or an arm of a pair has none.
+    """
+    manifest, runs = read_runs(results, folders_of(results))
+    if at_equal_completions is None:
+        at_equal_completions = manifest["spec"].get("compare") == "equal completions"
+    for pair in pairs:
+        arm, _, baseline = pair.partition("/")
+        for name in (arm, baseline):
+            _must_have_runs(name, runs)
+        gains, base = gains_of_two(runs[arm], runs[baseline], at_equal_completions=at_equal_completions)
+        seeds = sorted(gains.keys() & base.keys())
+        over = "equal completions" if at_equal_completions else "whole runs"
+        ratio = _bounded([gains[seed] for seed in seeds], [base[seed] for seed in seeds])
+        yield f"{pair}, over {over}: {ratio}, {len(seeds)} seeds"
+
+
+def _must_have_runs(arm: str, known: Collection[str]) -> None:
+    if arm not in known:
+        raise SpecError(f"{arm!r} is no arm that has complete runs; compare two as ARM/BASELINE of {', '.join(known)}")
+
+
 def _compared(results: Path, pair: str, without: Sequence[str]) -> Compared:
     arm, _, baseline = pair.partition("/")
     ones, others = (_runs(results, name, without) for name in (arm, baseline))
@@ -179,8 +209,7 @@ def _runs(results: Path, arm: str, without: Sequence[str]) -> dict[int, Run]:
     """By seed. Measures have no count of updates, so the steps are read beside them."""
     folders = folders_of(results)
     known = list(dict.fromkeys(folder.arm for folder in folders))
-    if arm not in known:
-        raise SpecError(f"{arm!r} is no arm that has complete runs; compare two as ARM/BASELINE of {', '.join(known)}")
+    _must_have_runs(arm, known)
     own = [folder for folder in folders if folder.arm == arm]
     _, runs = read_runs(results, own, without)
     found = {}
@@ -199,12 +228,19 @@ def main(arguments: list[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m lab.lead", description="One arm's lead over another, by several measures.")
     parser.add_argument("results", type=Path, help="folder of an experiment's results")
-    parser.add_argument("pair", metavar="ARM/BASELINE", help="what to compare, over equal completions")
+    parser.add_argument(
+        "pairs", nargs="+", metavar="ARM/BASELINE", help="what to compare; one pair in detail, over equal completions"
+    )
+    parser.add_argument("--equal-completions", action="store_const", const=True, help="several pairs: whatever the spec says")
     parser.add_argument("--without", action="append", default=[], metavar="DATASET", help="leave a dataset out of the ratios")
     parser.add_argument("--of", default="", metavar="ARM/BASELINE", help="what part of this pair's lead it makes up")
     asked = parser.parse_args(arguments)
     try:
-        for line in lead_lines(asked.results, asked.pair, asked.without, asked.of):
+        if len(asked.pairs) == 1:
+            lines = lead_lines(asked.results, asked.pairs[0], asked.without, asked.of)
+        else:
+            lines = ratio_lines(asked.results, asked.pairs, at_equal_completions=asked.equal_completions)
+        for line in lines:
             print(line)
     except SpecError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lab.statistics import area_under, oscillation, value_at
@@ -36,7 +36,6 @@ class Measures:
     """
     completions: list[Point]
     """Number of completions that all nodes had generated, by round."""
-    health: dict[str, list[Point]] = field(default_factory=dict)
     numbers: dict[str, float]
 
 
@@ -62,13 +61,6 @@ NUMBERS = {
     "absurd_answers": "foreign answers left out as far too unlikely under this node's policy, per honest node and round",
     "seconds": "wall-clock time of all rounds",
 }
-
-_HEALTH = (
-    *("grad_norm", "entropy", "kl_behaviour", "importance_weight", "clip_fraction", "truncated_fraction"),
-    *("informative_local", "informative_external", "external_reward", "staleness", "external_age_rounds", "groups_external"),
-)
-_OF_UPDATES = _HEALTH[:6]
-"""Measured only in a step with something to learn."""
 
 
 def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Measures:
@@ -118,7 +110,6 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
         held_out_screened=screened,
         answers=_answers(evaluations, out),
         completions=_completions(steps),
-        health={name: series for name in _HEALTH if (series := _health(steps, name))},
         numbers=numbers,
     )
 
@@ -249,15 +240,6 @@ def _hostile_numbers(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
         "hostile_share": sum(line.get("groups_hostile", 0) for line in steps) / max(1, foreign),
         "hostile_refused": sum(sum(line.get("refused", {}).values()) for line in steps) / len(steps),
     }
-
-
-def _health(steps: Sequence[dict[str, Any]], name: str) -> list[Point]:
-    """Leaves out the zeros that older trainers recorded where a step had measured nothing
-    (`q13-services`); the mean ratio, which is above 0 if it is measured, is 0 there too.
-    """
-    if name in _OF_UPDATES:
-        steps = [step for step in steps if step.get("updated") is not False or step.get("ratio_mean") != 0]
-    return _by_round(steps, name)
 
 
 def _by_round(lines: Iterable[dict[str, Any]], name: str, missing: float | None = None) -> list[Point]:

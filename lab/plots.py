@@ -16,7 +16,7 @@ import matplotlib
 from PIL import Image  # installed with matplotlib, which uses it
 
 from lab.measures import Measures, Point
-from lab.statistics import estimate, smoothed, value_at
+from lab.statistics import estimate, value_at
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  # the backend must be chosen first
@@ -36,16 +36,6 @@ columns, next to a wider figure.
 _COLUMN_OF_LEGEND_INCHES = 1.6
 _PALETTE = 256
 """Colours of a picture: the maximum for a PNG with a palette."""
-_SMOOTHED_PART = 20
-"""Rewards are averaged over this part of the run, as the paper averages 100 of its 2000 rounds."""
-_HEALTH_TITLES = {
-    "entropy": "entropy, nats per token",
-    "grad_norm": "gradient norm",
-    "kl_behaviour": "KL(behaviour, policy), nats per token",
-    "importance_weight": "importance weight",
-    "informative_local": "informative local groups per batch",
-    "informative_external": "informative foreign groups per batch",
-}
 
 
 def draw_plots(name: str, runs: Runs, out: Path) -> list[Path]:
@@ -53,21 +43,9 @@ def draw_plots(name: str, runs: Runs, out: Path) -> list[Path]:
     plt.rcParams.update(
         {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
     )
-    files = [_rewards(name, runs, out / "rewards.png")]
-    if any(len(run.held_out) > 1 for by_seed in runs.values() for run in by_seed.values()):
-        files += [_held_out(name, runs, out / "held_out.png"), _by_task(name, runs, out / "held_out_by_task.png")]
-    files.append(_health(name, runs, out / "health.png"))
-    return files
-
-
-def _rewards(name: str, runs: Runs, file: Path) -> Path:
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True, constrained_layout=True)
-    _lines(axes[0], runs, lambda run: _smooth(run.trained))
-    _lines(axes[1], runs, lambda run: _smooth(run.local))
-    _label(axes[0], "(a) groups trained on", "mean reward (moving average)")
-    _label(axes[1], "(b) fresh local answers", "mean reward (moving average)")
-    _legend(axes[0])
-    return _save(figure, f"{name}: rewards", file)
+    if not any(len(run.held_out) > 1 for by_seed in runs.values() for run in by_seed.values()):
+        return []
+    return [_held_out(name, runs, out / "held_out.png"), _by_task(name, runs, out / "held_out_by_task.png")]
 
 
 def _held_out(name: str, runs: Runs, file: Path) -> Path:
@@ -100,15 +78,6 @@ def _by_task(name: str, runs: Runs, file: Path) -> Path:
     return _save(figure, f"{name}: held-out pass rate by dataset", file)
 
 
-def _health(name: str, runs: Runs, file: Path) -> Path:
-    figure, grid = plt.subplots(2, 3, figsize=(11, 5.6), sharex=True, constrained_layout=True)
-    for axis, (series, title) in zip(grid.flat, _HEALTH_TITLES.items(), strict=True):
-        _lines(axis, runs, lambda run, series=series: _smooth(run.health.get(series, [])))  # type: ignore[misc]
-        _label(axis, title, "")
-    _legend(grid.flat[0])
-    return _save(figure, f"{name}: training (moving average)", file)
-
-
 def _lines(axis: Any, runs: Runs, series_of: Callable[[Measures], Sequence[Point]]) -> None:
     for place, (arm, by_seed) in enumerate(runs.items()):
         found = [points for run in by_seed.values() if len(points := series_of(run)) > 1]
@@ -125,13 +94,6 @@ def _lines(axis: Any, runs: Runs, series_of: Callable[[Measures], Sequence[Point
 
 def _by_completions(run: Measures) -> list[Point]:
     return [(value_at(run.completions, number), rate) for number, rate in run.held_out]
-
-
-def _smooth(points: Sequence[Point]) -> list[Point]:
-    if not points:
-        return []
-    window = max(1, len(points) // _SMOOTHED_PART)
-    return list(zip([x for x, _ in points], smoothed([y for _, y in points], window), strict=True))
 
 
 def _label(axis: Any, title: str, y: str, x: str = "round") -> None:

@@ -8,7 +8,6 @@ near 200 kB.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -50,19 +49,6 @@ def rounded(value: Any) -> Any:
         kept = round(value, SIGNIFICANT)
         return int(kept) if kept == int(kept) and abs(kept) < 2**53 else kept
     return value
-
-
-def records_digest(file: Path) -> str:
-    """A digest of a file's lines, without those that state how many seconds a round took.
-
-    Raises:
-        ValueError: as `read_records`.
-    """
-    found = hashlib.sha256()
-    for line in read_records(file):
-        if line["kind"] != "round":
-            found.update(json.dumps(line).encode() + b"\n")
-    return found.hexdigest()
 
 
 def read_records(file: Path) -> Iterator[dict[str, Any]]:

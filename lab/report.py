@@ -14,7 +14,7 @@ from lab.comparisons import compare_arms, comparisons_table
 from lab.floors import out_datasets, read_floors
 from lab.measures import NUMBERS, Measures, cumulative_gain, gain_until, measures, round_of
 from lab.records import read_records
-from lab.report_tables import report_markdown, same_records, same_records_text
+from lab.report_tables import report_markdown
 from lab.runs import RunFolder, finished_runs, read_manifest
 from lab.spec import SpecError
 from lab.statistics import Estimate, estimate, paired_differences, paired_ratios
@@ -111,7 +111,6 @@ def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
     summary = summarise_runs(runs, baselines(manifest, runs), kinds_of_nodes(manifest, runs))
     summary["comparisons"] = compare_arms(manifest, runs, baselines(manifest, runs))
     summary["commits"] = dict(Counter(folder.commit() for folder in folders))
-    summary["same_records"] = same_records(folders)
     if part:
         summary["part"] = {"without": sorted(part.without), "seeds": sorted(part.seeds)}
     (out / "report.json").write_text(json.dumps(_jsonable(summary), indent=1) + "\n", encoding="utf-8")
@@ -121,7 +120,6 @@ def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
     compared = summary["comparisons"]
     findings = [
         part.text(),
-        same_records_text(summary["same_records"]),
         comparisons_table(compared) if compared else _NO_COMPARISON,
     ]
     files = [out / "report.md", out / "report.json", *plots]

@@ -226,14 +226,3 @@ def oscillation(points: Sequence[tuple[float, float]]) -> float | None:
     slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in part) / spread
     rest = [y - mean_y - slope * (x - mean_x) for x, y in part]
     return math.sqrt(math.fsum(value**2 for value in rest) / (len(part) - 2))
-
-
-def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Trailing mean over at most `window` values."""
-    result, total = [], 0.0
-    for index, value in enumerate(values):
-        total += value
-        if index >= window:
-            total -= values[index - window]
-        result.append(total / min(index + 1, window))
-    return result

@@ -54,9 +54,9 @@ _FORGOTTEN_STANDARD_ERRORS = 2.25
 falls that far about once in a hundred evaluations.
 """
 _LEAST_FALL = 0.1
-"""Smaller falls are a normal cost of learning other things. In 240 runs of
-experiments/q9-estimators.toml, which has no adversary, a dataset fell by more than noise explains
-in 10 % of 3,340 evaluations (from 0.15 to 0.07, say), and by more than a tenth in 0.5 %.
+"""Smaller falls are a normal cost of learning other things. In 240 runs of a study without an
+adversary, a dataset fell by more than noise explains in 10 % of 3,340 evaluations (from 0.15 to
+0.07, say), and by more than a tenth in 0.5 %.
 """
 _FORGETTING = 0.1
 """Each new value moves the remembered best by this part of its distance from it, so a fall counts

@@ -49,7 +49,7 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
     report = swarm("report", out)
     assert report.returncode == 0, report.stderr
     assert "No comparisons: an arm and its baseline need" in report.stdout, "gcd is out, and there is no other dataset"
-    assert (out / "report" / "rewards.png").stat().st_size and (out / "report" / "held_out.png").stat().st_size
+    assert (out / "report" / "held_out.png").stat().st_size
     found = json.loads((out / "report" / "report.json").read_text())
     assert {arm: summary["seeds"] for arm, summary in found["arms"].items()} == {"8-0": [1, 2], "4-4": [1, 2]}
     manifest = (out / "manifest.json").read_text()

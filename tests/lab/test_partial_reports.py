@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.floors import Floor, out_lines
-from lab.records import RecordWriter, records_digest
+from lab.records import RecordWriter
 from lab.report import Part, write_report
 from lab.runs import run_folder, write_manifest
 from lab.spec import SpecError, parse_spec
@@ -100,18 +100,6 @@ def test_the_command_writes_a_part_beside_the_report_and_prints_the_comparisons(
     assert "| b | a | exploratory | 2 | 2.00 (too few seeds) |" in said
     assert str(results / "report-part" / "report.md") in said
     assert not (results / "report").exists()
-
-
-def test_arms_with_the_same_records_are_named(tmp_path: Path) -> None:
-    results = results_of(tmp_path, {"plain": "11000", "m2po": "11000", "other": "10000"}, 2)
-    files = [run_folder(results, arm, 1).records for arm in ("plain", "m2po")]
-    assert files[0].read_bytes() != files[1].read_bytes() and records_digest(files[0]) == records_digest(files[1])
-    write_run(run_folder(results, "m2po", 2).records, "11111")
-    written = write_report(results, results / "report")
-    text, found = read_report(results / "report")
-    assert found["same_records"] == [{"arms": ["m2po", "plain"], "seeds": [1]}]
-    said = "Arms m2po and plain have the same records, apart from timings (seeds 1)"
-    assert said in text and said in written.findings
 
 
 def test_datasets_that_are_out_are_said_in_a_sentence_each() -> None:

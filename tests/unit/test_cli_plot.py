@@ -6,8 +6,6 @@ import json
 import math
 import random
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 import pytest
 
@@ -101,17 +99,3 @@ def test_zeros_that_older_trainers_wrote_for_steps_without_an_update_are_no_meas
         (0.5, 0.0, 0.1),
         (0.0, -0.2, 0.2),
     ]
-
-
-def test_the_page_on_the_demo_gives_the_entropy_of_the_steps_that_trained() -> None:
-    nodes = [read_steps(folder) for folder in sorted((REPO / "experiments/results/smollm2-demo").glob("seed[123]/*"))]
-    assert len(nodes) == 6
-    first, last = [mean_entropy(node[:10]) for node in nodes], [mean_entropy(node[-10:]) for node in nodes]
-    began, ended = f"{min(first):.1f} to {max(first):.1f}", f"{min(last):.2f} to {max(last):.2f}"
-    assert (began, ended) == ("1.3 to 1.5", "0.10 to 0.27")
-    page = " ".join((REPO / "docs/results.md").read_text().split())
-    assert f"Mean entropy falls from {began} nats in the first ten steps to {ended} in the last ten" in page
-
-
-def mean_entropy(steps: list[dict[str, Any]]) -> float:
-    return fmean(step["entropy"] for step in steps if step["entropy"] is not None)

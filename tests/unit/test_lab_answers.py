@@ -10,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.answers import Answer, gain, kinds, last_number_is_right, main, passes, read_answers, table
-from lab.given_form import begun, judged
-from lab.given_form import main as given_form_main
-from lab.guesses import identities, three_rules, with_rules
-from lab.guesses import main as guesses_main
+from lab.answers import Answer, begun, gain, judged, main, read_answers
 from shared.contracts.messages import Task, TaskRef
 
 REPO = Path(__file__).parents[2]
@@ -22,51 +18,6 @@ REPO = Path(__file__).parents[2]
 
 def answered(question: str, reference: str, answer: str = "", reward: float = 0.0, dataset: str = "chain_sum") -> Answer:
     return Answer(dataset, question, reference, answer, reward)
-
-
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("8", True),
-        ("It is 8, as far as I know", True),
-        ("3 + 5 = 8.", True),
-        ("8 comes from 3 and 5", False),
-        ("8.0", True),
-        ("-8", False),
-        ("1,008", False),
-        ("", False),
-        ("eight", False),
-        ("1e8", False),
-        (".8", False),
-        ("5-8", True),
-        ("so it is...8", True),
-        ("\N{ARABIC-INDIC DIGIT EIGHT}", False),
-    ],
-)
-def test_the_looser_rule_reads_the_last_number(text: str, right: bool) -> None:
-    assert last_number_is_right(answered("What is 3 + 5?", "8", text)) is right
-
-
-@pytest.mark.parametrize(
-    ("text", "reference", "right"),
-    [
-        ("It is \N{MINUS SIGN}4", "-4", True),
-        ("It is \N{MINUS SIGN}4", "4", False),
-        ("It is -4", "-4", True),
-        ("It is _-4_", "-4", True),
-        ("3-4", "-4", False),
-        ("3-4", "4", True),
-        ("It is .8", "0.8", True),
-        ("5.8", "0.8", False),
-        ("1e3", "1000", True),
-        ("1,000", "1000", True),
-        ("9" * 401, "", False),
-        ("9" * 401, "yes", False),
-        ("no 8", "yes", False),
-    ],
-)
-def test_the_last_number_is_read_as_it_is_written(text: str, reference: str, right: bool) -> None:
-    assert last_number_is_right(answered("?", reference, text)) is right
 
 
 def test_a_fact_is_the_same_in_either_order_and_other_words() -> None:
@@ -111,11 +62,6 @@ def test_a_question_of_another_form_is_told_apart(question: str) -> None:
         begun(question)
 
 
-def test_questions_count_in_the_lines_they_belong_to() -> None:
-    assert list(kinds(answered("4 - 17", "-13"))) == ["all", "chain_sum", "operator -", "a number above 10", "below zero"]
-    assert list(kinds(answered("How many legs?", "4"))) == ["all", "chain_sum"]
-
-
 def test_a_gain_that_hangs_on_one_fact_has_a_wide_interval() -> None:
     """Ten questions of one fact are one observation: without clusters the interval would exclude
     nothing gained.
@@ -123,32 +69,29 @@ def test_a_gain_that_hangs_on_one_fact_has_a_wide_interval() -> None:
     base = [answered("3 + 4", "7")] * 10 + [answered(f"{n} + 9", str(n + 9)) for n in range(10, 20)]
     after = [answered("3 + 4", "7", reward=1.0)] * 10 + base[10:]
 
-    found = gain(base, after, passes)
+    found = gain(base, after)
 
     assert (found.mean, found.won, found.lost, found.facts) == (0.5, 10, 0, 11)
     assert found.low == 0.0
     assert found.high > 0.5
     spread = [answered(f"{n} + 9", str(n + 9)) for n in range(20)]
     half = [answered(f"{n} + 9", str(n + 9), reward=float(n % 2)) for n in range(20)]
-    assert gain(spread, half, passes).low > 0.2
+    assert gain(spread, half).low > 0.2
 
 
 def test_other_questions_are_refused() -> None:
     with pytest.raises(ValueError, match="different questions"):
-        gain([answered("3 + 4", "7")], [answered("3 + 5", "8")], passes)
+        gain([answered("3 + 4", "7")], [answered("3 + 5", "8")])
 
 
-def test_files_become_a_table_and_a_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_become_pass_rates_and_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, text, reward in (("base", "no idea", 0.0), ("trained", "the sum is 7", 1.0)):
         one = {"dataset": "chain_sum", "question": "3 + 4", "reference": "7", "answer": text, "reward": reward}
         (tmp_path / f"{name}.json").write_text(json.dumps({"answers": [one] * 3}))
-
     assert main([str(tmp_path / "base.json"), str(tmp_path / "trained.json")]) == 0
-
     out = capsys.readouterr().out
-    assert "| paid | chain_sum | 0/3 = 0.000 | 3/3 = 1.000 |" in out
-    assert "trained over base, paid: +1.000" in out
-    assert "| paid | all |" in table({"base": read_answers(tmp_path / "base.json")})
+    assert "base: 0/3 passed" in out and "trained: 3/3 passed" in out
+    assert "trained over base: +1.000" in out
 
 
 def test_a_file_without_answers_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,31 +102,13 @@ def test_a_file_without_answers_says_how_to_make_one(tmp_path: Path, capsys: pyt
     assert main([str(tmp_path / "missing.json")]) == 1
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = []
-    for folder, reward in (("base", 0.0), ("trained", 1.0)):
-        paths.append(str(tmp_path / folder / "answers.json"))
-        (tmp_path / folder).mkdir()
-        one = {"dataset": "chain_sum", "question": "3 + 4", "reference": "7", "answer": "7", "reward": reward}
-        Path(paths[-1]).write_text(json.dumps({"answers": [one]}))
-
-    assert main(paths) == 0
-
-    out = capsys.readouterr().out
-    assert f"| rule | questions | {paths[0]} | {paths[1]} |" in out
-    assert f"{paths[1]} over {paths[0]}, paid: +1.000" in out
-    assert main([paths[0], paths[0]]) == 1
-    assert "named twice" in capsys.readouterr().err
-
-
-def test_questions_without_a_reference_answer_are_read_and_have_no_right_last_number(tmp_path: Path) -> None:
+def test_questions_without_a_reference_answer_are_read(tmp_path: Path) -> None:
     """As `swarm eval` writes what reasoning_gym's own scorer judges."""
     (tmp_path / "one.json").write_text(json.dumps({"answers": [{**SUM, "reference": None, "answer": "9" * 401}]}))
 
     (found,) = read_answers(tmp_path / "one.json")
 
-    assert passes(found)
-    assert not last_number_is_right(found)
+    assert found.passed
 
 
 SUM = {"dataset": "chain_sum", "question": "3 + 4", "reference": "7", "answer": "7", "reward": 1.0}
@@ -275,7 +200,7 @@ def test_a_missing_model_and_no_held_out_questions_are_said_in_a_sentence(
         config.write_text(
             f'[eval]\ntasks = {tasks}\n[[tasks]]\ndataset = "chain_sum"\nconfig = {{ min_terms = 2, max_terms = 2 }}\n'
         )
-        assert given_form_main([str(tmp_path / "no-such-model"), "--config", str(config)]) == 1
+        assert main(["--begun", str(tmp_path / "no-such-model"), "--config", str(config)]) == 1
         captured = capsys.readouterr()
         assert said in captured.err
         assert captured.out == ""
@@ -286,64 +211,14 @@ def test_a_question_without_a_sum_has_no_form_to_give() -> None:
         begun("How many legs has a cow?")
 
 
-@pytest.mark.parametrize(
-    ("operation", "known", "ruled"),
-    [
-        ((0, "*", 7), 0, 0),
-        ((1, "*", 7), 7, None),
-        ((7, "*", 1), 7, None),
-        ((3, "*", 7), None, None),
-        ((0, "+", 7), 7, None),
-        ((7, "-", 0), 7, None),
-        ((0, "-", 7), None, -7),
-        ((3, "-", 9), None, -1),
-        ((9, "-", 3), None, None),
-    ],
-)
-def test_rules_that_need_no_sum(operation: tuple[int, str, int], known: int | None, ruled: int | None) -> None:
-    assert identities(*operation) == known
-    assert three_rules(*operation) == ruled
-
-
-def test_rules_take_the_place_of_answers_where_they_have_one() -> None:
-    base = [
-        answered("0 * 7", "0", "7"),
-        answered("8 - 9", "-1", "1"),
-        answered("3 - 9", "-6", "-6", reward=1.0),
-        answered("2 + 2", "4"),
-    ]
-    assert [each.reward for each in with_rules(base, three_rules)] == [1.0, 1.0, 0.0, 0.0]
-
-
-def test_guesses_are_told_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [("3 + 4", "7"), ("2 + 5", "7"), ("7 - 0", "7"), ("1 - 2", "-1")]
-    some = [{"dataset": "sums", "question": q, "reference": r, "answer": "", "reward": 0.0} for q, r in asked]
-    (tmp_path / "base.json").write_text(json.dumps({"answers": some}))
-    assert guesses_main([str(tmp_path / "base.json")] * 2) == 0
-    out = capsys.readouterr().out
-    for line in (
-        "the constant 7: 0.750",
-        "the sum: 0.750 (3)",
-        "identities: 0.250 (1)",
-        "with the three rules: 0.250",
-        "base over these: -0.250",
-    ):
-        assert line in out
-    (tmp_path / "other.json").write_text(json.dumps({"answers": [{**some[0], "question": "legs of a cow?"}]}))
-    assert guesses_main([str(tmp_path / "other.json")]) == 1
-
-
 ANSWERS = REPO / "experiments/results/smollm2-demo/answers"
 SEEDS = sorted(file.stem for file in ANSWERS.glob("seed*-24.json"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("base", "others"), [("base-24", ["base-96", "base-told", "base-given", *SEEDS]), ("base-given", SEEDS)])
-def test_the_page_of_pretrained_models_gives_the_differences_that_the_command_prints(
-    base: str, others: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_of_results_gives_the_differences_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     page = (REPO / "docs/results.md").read_text()
-    assert main([str(ANSWERS / f"{name}.json") for name in (base, *others)]) == 0
-    found = re.findall(r"^(\S+) over \S+, paid: (\S+ \(\S+ to \S+);", capsys.readouterr().out, flags=re.MULTILINE)
-    assert [name for name, _ in found] == others
+    assert main([str(ANSWERS / f"{name}.json") for name in ("base-given", *SEEDS)]) == 0
+    found = re.findall(r"^(\S+) over \S+: (\S+ \(\S+ to \S+);", capsys.readouterr().out, flags=re.MULTILINE)
+    assert [name for name, _ in found] == SEEDS and len(SEEDS) == 6
     assert [f"{name}: {interval})" for name, interval in found if f"| {interval}) |" not in page] == []

@@ -137,3 +137,25 @@ def test_the_page_of_results_gives_what_the_command_prints(
 def test_an_arm_without_runs_is_an_error_that_names_those_with_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(REPO / RECORDS), "default/alone"]) == 1
     assert "'alone' is no arm that has complete runs; compare two as ARM/BASELINE of 2-0, 4-4, " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "figures"),
+    [
+        (["q8-evidence", "default/replay", "default/central"], ["2.05 (1.81 to 2.34)", "1.20 (1.06 to 1.37)"]),
+        (["q13-services", "4-4/8-0", "4-4/4-0-replay"], ["1.12 (0.87 to 1.45)", ""]),
+        (["q13-services", "4-4/8-0", "4-4/4-0-replay", "--equal-completions"], ["1.63 (1.37 to 1.90)", "1.35 (0.94 to 2.30)"]),
+        (["q13-simulated", "4-4/8-0", "4-4/4-0-replay", "--equal-completions"], ["1.83 (1.06 to 2.49)", "1.43"]),
+    ],
+)
+def test_the_page_of_results_gives_the_ratios_of_several_pairs(
+    asked: list[str], figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = " ".join((REPO / "docs/results.md").read_text().replace("**", "").split())
+    name, *rest = asked
+    assert main([str(REPO / "experiments/results" / name), *rest]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(figures) == 2
+    assert all(figure in line and figure in page for line, figure in zip(lines, figures, strict=True))
+    assert name == "q13-simulated" or f"python -m lab.lead experiments/results/{' '.join(asked)}" in page

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,10 +22,10 @@ from lab.spec import SpecError, parse_spec
 from lab.statistics import (
     area_under,
     estimate,
+    fieller_ratio,
     oscillation,
     paired_differences,
     paired_ratios,
-    smoothed,
     t_quantile,
     value_at,
 )
@@ -62,7 +63,6 @@ def test_pairs_are_by_seed_and_ratios_need_a_positive_base() -> None:
 def test_series_are_measured_between_their_points() -> None:
     assert area_under([(0.0, 0.0), (2.0, 2.0), (4.0, 2.0)]) == 6.0
     assert [value_at([(0.0, 0.0), (2.0, 4.0)], x) for x in (-1.0, 1.0, 9.0)] == [0.0, 2.0, 4.0]
-    assert smoothed([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
 
 
 def write_run(file: Path, level: float, generated: int, rounds: int = 40, nodes: int = 2) -> None:
@@ -225,3 +225,27 @@ def test_a_torn_record_file_is_named(tmp_path: Path) -> None:
 
 def test_floats_are_kept_to_six_decimals_and_what_is_no_number_is_null() -> None:
     assert rounded({"a": [0.12345678, math.inf, 1.0], "b": math.nan}) == {"a": [0.123457, None, 1], "b": None}
+
+
+def test_the_ends_are_where_students_interval_of_the_difference_reaches_zero() -> None:
+    random = np.random.default_rng(3)
+    for seeds in (3, 5, 10):
+        base = list(random.normal(1.0, 0.1, size=seeds))
+        arm = [1.5 * value + random.normal(0.0, 0.2) for value in base]
+        found = fieller_ratio(arm, base)
+        assert found is not None and found.low < found.ratio < found.high
+        for end, sign in ((found.low, 1), (found.high, -1)):
+            left = estimate([value - end * other for value, other in zip(arm, base, strict=True)])
+            assert left.half_width is not None and left.mean == pytest.approx(sign * left.half_width, rel=1e-6)
+    twice = fieller_ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert twice is None  # By three such seeds the baseline may be 0.
+    exact = fieller_ratio([2.0, 2.2, 2.4], [1.0, 1.1, 1.2])
+    assert exact is not None and (exact.low, exact.ratio, exact.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_nothing_is_said_where_no_finite_interval_holds_the_ratio() -> None:
+    assert fieller_ratio([1.0], [1.0]) is None
+    assert fieller_ratio([1.0, 2.0, 1.5], [0.1, -0.1, 0.05]) is None
+    assert fieller_ratio([1.0, 1.1, 0.9], [-1.0, -1.1, -0.9]) is None
+    with pytest.raises(ValueError, match="needs both for each seed"):
+        fieller_ratio([1.0, 2.0], [1.0])

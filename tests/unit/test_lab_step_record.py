@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from lab.arms import plan_run
-from lab.measures import measures
 from lab.spec import SpecError, parse_spec
 from lab.step_record import _COPIED, check_services_run, trained_part
 
@@ -34,17 +33,6 @@ def test_lines_without_replay_or_of_an_older_trainer_are_read_as_before() -> Non
     old = trained_part(LINE)
     assert old == trained_part({**LINE, "groups_replayed": 0, "reward_replayed": None})
     assert "groups_replayed" not in old and old["trained_reward"] == pytest.approx((4 * 0.25 + 2 * 0.5) / 6)
-
-
-def test_a_step_in_which_nothing_was_measured_is_no_point_of_a_series() -> None:
-    """Older trainers wrote zeros, today's write null."""
-    names = ("loss", "grad_norm", "entropy", "kl_behaviour", "importance_ratio", "importance_ratio_max")
-    for unmeasured in (None, 0):
-        changes = [{"entropy": 0.5, "grad_norm": 2.0}, {**dict.fromkeys(names, unmeasured), "updated": False}]
-        simulated = {"node": "alpha", "local_reward": 0.25, "generated": 32}
-        lines = [{"round": number, **simulated, **trained_part({**LINE, **each})} for number, each in enumerate(changes, 1)]
-        health = measures([{"kind": "step", **line} for line in lines]).health
-        assert (health["entropy"], health["grad_norm"], health["staleness"]) == ([(1, 0.5)], [(1, 2.0)], [(1, 1.0), (2, 1.0)])
 
 
 @pytest.mark.parametrize(
