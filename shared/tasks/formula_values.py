@@ -21,6 +21,10 @@ from shared.seeds import bytes_from
 
 POINTS = 8
 ENOUGH_POINTS = 3
+SCALES = (Fraction(1), Fraction(1, 4), Fraction(8))
+"""Sizes of the points. Further ones follow while too few values are real: `arcsin x` has none
+beyond 1, `ln(x - 5)` none below 5.
+"""
 DIGITS = 60
 SIZE_DIGITS = 15
 TOLERANCE = sympy.Float(10, DIGITS) ** -50
@@ -76,8 +80,11 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
     if is_tame(left) and not is_tame(right):
         return False
     names = sorted({symbol.name for symbol in left.free_symbols | right.free_symbols})
-    agreed, real, left_is_real = [], [], 0
-    for values in _points(names, seed):
+    agreed: list[bool] = []
+    real: list[bool] = []
+    for place, values in enumerate(_points(names, seed)):
+        if place % POINTS == 0 and sum(real) >= ENOUGH_POINTS:
+            break
         try:
             pair = [exact_value(side, values) for side in (left, right)]
         except ZeroDivisionError:
@@ -87,9 +94,12 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
         else:
             sides = [_evaluated(side, values) for side in (left, right)]
             is_real = [side.is_real is True for side in sides]
-            left_is_real += is_real[0] and not is_real[1]
             if not all(side.is_number and side.is_finite for side in sides):
                 continue
+            # `ln x` lacks what `ln |x|` says of negative values. An answer with a value where the
+            # reference has none is not asked about there.
+            if is_real == [True, False] and _has_imaginary_part(sides[1]) and not _has_odd_root(right):
+                return False
             is_same = _agree(*sides)
         if not is_same and (all(is_real) or not names):
             return False
@@ -102,9 +112,18 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
     if sum(real) >= ENOUGH_POINTS:
         return True
     # Formulas that are real nowhere (roots of negative values) are compared as complex numbers.
-    if left_is_real or any(real):
+    if any(real):
         return False
     return all(agreed) if len(agreed) >= ENOUGH_POINTS else None
+
+
+def _has_imaginary_part(value: Any) -> bool:
+    return bool(abs(sympy.im(value)) > abs(value) * TOLERANCE)
+
+
+def _has_odd_root(side: Any) -> bool:
+    """Check for a root such as `x^{2/3}`, which many read as real for negative values too."""
+    return any(power.exp.is_Rational and power.exp.q % 2 and power.exp.q > 1 for power in side.atoms(sympy.Pow))
 
 
 def _agree(one: Any, other: Any) -> bool:
@@ -137,13 +156,13 @@ def _points(names: list[str], seed: str) -> Iterator[dict[str, Fraction]]:
     # product of two of the first four, is negative at another one, so that `|xy|` is not `xy`. The
     # denominators follow from the hash, so nobody can choose a formula that vanishes at them, as
     # `sin(2**23*pi*x)` does at binary fractions.
-    for place in range(POINTS if names else 1):
-        values = {}
+    for place in range(POINTS * len(SCALES) if names else 1):
+        values, scale = {}, SCALES[place // POINTS]
         for number, name in enumerate(names):
             digest = bytes_from(f"{place}:{name}:{seed}")
             word, divisor = int.from_bytes(digest[:6], "big"), int.from_bytes(digest[6:12], "big") | 2**47 | 1
-            size = Fraction(1, 8) + Fraction(2 * word, divisor)
-            is_negative = {1: True, 3: number & 1, 5: number & 2}.get(place, digest[12] >> 7)
+            size = (Fraction(1, 8) + Fraction(2 * word, divisor)) * scale
+            is_negative = {1: True, 3: number & 1, 5: number & 2}.get(place % POINTS, digest[12] >> 7)
             values[name] = -size if place % 2 and is_negative else size
         yield values
 

@@ -51,7 +51,8 @@ def verifier(item: Item) -> AnswerScorer:
             given = _read(answer if has_letters else LETTER_UNIT.sub(r"\\text{\1}", answer))
         except Unreadable:
             return 0.0
-        return float(is_about_as_long(answer, text) and _says_the_same(reference, given))
+        is_short = len(answer) <= MAX_NUMBER_CHARS and given.kind == "number"
+        return float((is_short or is_about_as_long(answer, text)) and _says_the_same(reference, given))
 
     return score
 
