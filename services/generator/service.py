@@ -132,7 +132,8 @@ class GeneratorService:
             self._prompter.key_draws(await self._draws.secret())
         self._follower = PolicyFollower(context, self._engine, self._figures)
         self._trains = self._engine.loads_policies
-        evaluator = Evaluator(context, config.tasks, self._engine, self._prompter.held_out(self._held_out.tasks), self._figures)
+        held_out = await asyncio.to_thread(self._prompter.held_out, self._held_out.tasks)  # a question may take seconds
+        evaluator = Evaluator(context, config.tasks, self._engine, held_out, self._figures)
         self._tell_left_out()
         context.status.state(EVALUATING_BASE)
         await run_until_stopped(context.stopping, evaluator.begin())

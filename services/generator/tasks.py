@@ -92,11 +92,9 @@ class Prompter:
 
     def prompt(self, task: Task) -> list[int]:
         """Token ids of the prompt for a task. Raises PromptError: the chat template cannot write
-        the question; it is tried once, as it may take seconds.
+        the question.
         """
         known = self.unwritable.setdefault(task.ref.dataset, {})
-        if task.question in known:
-            raise known[task.question]
         try:
             return render_prompt(self._tokenizer, task.question, self._system_prompt)
         except PromptError as error:

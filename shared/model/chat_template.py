@@ -22,7 +22,7 @@ import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
@@ -41,6 +41,11 @@ _MOST_WRITTEN = 2**20
 of its turns. Real templates take milliseconds and kilobytes.
 """
 _TOO_LONG = f"takes more than {_CPU_S} s of processor time"
+_TIMERS = {signal.ITIMER_PROF: _CPU_S, signal.ITIMER_VIRTUAL: 2 * _CPU_S, signal.ITIMER_REAL: _WALL_S}
+_LIMIT_SIGNALS: dict[int, str] = {signal.SIGVTALRM: _TOO_LONG, signal.SIGALRM: f"takes more than {_WALL_S:g} s"}
+_OUT_OF_MEMORY = 3
+_MOST_RENDERERS = 4
+_MOST_REFUSED = 1000
 _FILE = "(chat_template.jinja)"
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 """How Python writes an object that a template names without using it; each process has another."""
@@ -208,97 +213,111 @@ def rendered(tokenizer: Any, messages: Sequence[Turn], *, opened: bool = True, d
     Raises:
         TemplateError: the template raises something, or takes too much.
     """
-    renderer = _RENDERERS.get(tokenizer)
-    if renderer is None or not renderer.renders(tokenizer):
-        renderer = _RENDERERS[tokenizer] = _Renderer(tokenizer)
-    return renderer.render(tokenizer, messages, opened, days)
+    request = json.dumps([messages, opened, days]).encode()
+    key = os.getpid(), type(tokenizer), repr((tokenizer.chat_template, tokenizer.special_tokens_map))
+    cause: Exception | None = None
+    for _ in range(2):  # again if somebody ended the process that renders
+        try:
+            if (renderer := _RENDERERS.get(key)) is None:
+                renderer = _RENDERERS[key] = _Renderer(tokenizer)
+                while len(_RENDERERS) > _MOST_RENDERERS:
+                    _RENDERERS.pop(next(iter(_RENDERERS)), None)
+            kind, text = renderer.answer(request)
+        except (EOFError, OSError) as error:
+            cause = error
+            _RENDERERS.pop(key, None)
+            continue
+        if kind:
+            raise (TemplateLimitError if kind == "limit" else TemplateError)(text)
+        return text
+    raise TemplateError(f"the process that renders it ended ({type(cause).__name__}: {cause})")
 
 
 class _Renderer:
-    """A fork of this process that renders one tokenizer's template, one conversation at a time.
+    """A fork of this process that renders one template, one conversation at a time.
 
-    It is made when the template is tried, before there are weights in this process, and again only
-    after a conversation took too much.
+    It is made when the template is tried, before there are weights in this process: a later fork
+    would keep the memory of all weights that change. So it forks the process that works, and forks
+    it again when a conversation took too much.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._template, self._owner, self._lock = tokenizer.chat_template, os.getpid(), threading.Lock()
-        self._finish: Callable[[], object] = lambda: None
-        self._start(tokenizer)
-
-    def renders(self, tokenizer: Any) -> bool:
-        """Check whether it is this process's, and of the template that the tokenizer has now."""
-        return self._owner == os.getpid() and self._template == tokenizer.chat_template
-
-    def render(self, tokenizer: Any, messages: Sequence[Turn], opened: bool, days: int) -> str:
-        """As `rendered`."""
-        request = json.dumps([messages, opened, days]).encode()
-        with self._lock:
-            kind, text = self._answer(request)
-            if kind == "ended":  # by nothing in the request
-                self._start(tokenizer)
-                kind, text = self._answer(request)
-            if kind in ("ended", "memory", "late"):
-                self._start(tokenizer)
-        if kind:
-            raise (TemplateError if kind in ("ended", "error") else TemplateLimitError)(text)
-        return text
-
-    def _answer(self, request: bytes) -> tuple[str, str]:
-        """An empty word and the text, or what is wrong and its description."""
-        try:
-            self._connection.send_bytes(request)
-            if not self._connection.poll(_WALL_S):
-                return "late", f"takes more than {_WALL_S:g} s"
-            kind, text = json.loads(self._connection.recv_bytes())
-            return kind, text
-        except (EOFError, OSError):
-            status = os.waitpid(self._child, 0)[1]
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGVTALRM:
-                return "late", _TOO_LONG
-            return "ended", f"the process that renders it ended with status {status}"
-
-    def _start(self, tokenizer: Any) -> None:
-        self._finish()
-        memory = MappedMemory().data_bytes()
+        self._lock = threading.Lock()
+        self._refused: dict[bytes, str] = {}
         self._connection, theirs = Pipe()
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            self._child = os.fork()
-        if self._child == 0:
-            _serve(tokenizer, theirs, memory)
+            self.process_id = os.fork()
+        if self.process_id == 0:
+            _keep_serving(tokenizer, theirs)
         theirs.close()
-        self._finish = weakref.finalize(self, _end, self._child, self._connection, self._owner)
+        weakref.finalize(self, _end, self.process_id, self._connection, os.getpid())
+
+    def answer(self, request: bytes) -> tuple[str, str]:
+        """An empty word and the text; or "limit" or "error" and its description.
+
+        Raises:
+            EOFError, OSError: the process was ended, or does not answer.
+        """
+        with self._lock:
+            if request in self._refused:  # the same question comes in the groups of several nodes
+                return "limit", self._refused[request]
+            self._connection.send_bytes(request)
+            if not self._connection.poll(2 * _WALL_S):
+                raise TimeoutError(f"no answer within {2 * _WALL_S:g} s")
+            kind, text = json.loads(self._connection.recv_bytes())
+            if kind == "limit" and len(self._refused) < _MOST_REFUSED:
+                self._refused[request] = text
+        return kind, text
 
 
-def _end(child: int, connection: Connection, owner: int) -> None:
-    connection.close()
+def _end(process_id: int, connection: Connection, owner: int) -> None:
+    connection.close()  # which ends the process that works
     if os.getpid() == owner:
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            os.kill(process_id, signal.SIGKILL)
+            os.waitpid(process_id, 0)
 
 
-def _serve(tokenizer: Any, connection: Connection, memory: int | None) -> NoReturn:
-    """Render until the other process ends or wants no more. This fork renders text and nothing
-    else: it needs no lock that another thread may have held, and none of the open files.
+def _keep_serving(tokenizer: Any, connection: Connection) -> NoReturn:
+    """Fork the process that works, again and again, until the other process ends or wants no more.
+    This fork needs no lock that another thread may have held, and none of the open files.
     """
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM):  # the other process decides when it ends
             signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+        for limit in _LIMIT_SIGNALS:
+            signal.signal(limit, signal.SIG_DFL)
         signal.signal(signal.SIGPROF, _late)
         os.closerange(3, connection.fileno())
         os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
         gc.freeze()  # nothing of the other process is freed here
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        while True:
+            worker = os.fork()
+            if worker == 0:
+                _serve(tokenizer, connection)
+            status = os.waitpid(worker, 0)[1]
+            cause = _LIMIT_SIGNALS.get(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else ""
+            if cause:
+                connection.send_bytes(json.dumps(["limit", cause]).encode())
+            elif os.waitstatus_to_exitcode(status) != _OUT_OF_MEMORY:
+                break
+    finally:
+        os._exit(0)
+
+
+def _serve(tokenizer: Any, connection: Connection) -> NoReturn:
+    status = 0
+    try:
+        memory = MappedMemory().data_bytes()
         if memory is not None:
             limit_data(memory + _MEMORY_BYTES)
-        while True:
+        while status == 0:
             messages, opened, days = json.loads(connection.recv_bytes())
-            # The second timer is for what no handler interrupts.
-            signal.setitimer(signal.ITIMER_PROF, _CPU_S)
-            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * _CPU_S)
+            # The second timer is for what no handler interrupts, the third for what waits.
+            for timer, seconds in _TIMERS.items():
+                signal.setitimer(timer, seconds)
             try:
                 answer = "", _render(tokenizer, messages, opened, days)
                 limit = _MOST_WRITTEN + 8 * sum(len(turn["content"]) for turn in messages)
@@ -307,14 +326,14 @@ def _serve(tokenizer: Any, connection: Connection, memory: int | None) -> NoRetu
             except _LateError:
                 answer = "limit", _TOO_LONG
             except MemoryError:
-                answer = "memory", f"takes more than {_MEMORY_BYTES // 2**20} MiB of memory"
+                answer, status = ("limit", f"takes more than {_MEMORY_BYTES // 2**20} MiB of memory"), _OUT_OF_MEMORY
             except Exception as error:  # noqa: BLE001 (a template's own)
                 answer = "error", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            for timer in _TIMERS:
+                signal.setitimer(timer, 0)
             connection.send_bytes(json.dumps(answer).encode())
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 class _LateError(BaseException):
@@ -333,4 +352,4 @@ def _render(tokenizer: Any, messages: Sequence[Turn], opened: bool, days: int) -
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False, strftime_now=strftime_now))
 
 
-_RENDERERS: weakref.WeakKeyDictionary[Any, _Renderer] = weakref.WeakKeyDictionary()
+_RENDERERS: dict[Any, _Renderer] = {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
@@ -185,17 +186,44 @@ def test_a_fork_of_this_process_renders_for_itself(tokenizer: Any) -> None:
     assert os.waitpid(child, 0)[1] == 0 and render_prompt(tokenizer, "x") == meant
 
 
+def renderer() -> psutil.Process:
+    """The process that renders the template that was used last."""
+    return psutil.Process(list(chat_template._RENDERERS.values())[-1].process_id)
+
+
 def test_the_process_that_renders_is_started_again_when_somebody_ends_it(tokenizer: Any) -> None:
+    tokenizer.chat_template += "{# ended #}"
     meant = render_prompt(tokenizer, "x")
-    os.kill(chat_template._RENDERERS[tokenizer]._child, signal.SIGKILL)
+    for process in (renderer(), *renderer().children()):
+        process.kill()
     assert render_prompt(tokenizer, "x") == meant
 
 
-def test_the_process_that_renders_ends_with_its_tokenizer() -> None:
-    tokenizer = train_tokenizer(TEXTS, 290)
+@pytest.mark.slow
+@pytest.mark.parametrize("work", ["{{ 7 ** (messages | length * 10 ** 9) }}", LARGE])
+def test_this_process_is_not_forked_again_for_a_question_that_takes_too_much(tokenizer: Any, work: str) -> None:
+    """A fork beside weights would keep the memory of all that change."""
+    tokenizer.chat_template += "{% if '\u00df' in messages[-1].content %}" + work + "{% endif %}"
     render_prompt(tokenizer, "x")
-    child = chat_template._RENDERERS[tokenizer]._child
-    del tokenizer
+    before = renderer()
+    open_files = psutil.Process().num_fds()
+    for question in ("Add \u00df.", "Take \u00df."):
+        with pytest.raises(PromptError):
+            render_prompt(tokenizer, question)
+    render_prompt(tokenizer, "y")
+    started = time.monotonic()
+    with pytest.raises(PromptError):
+        render_prompt(tokenizer, "Add \u00df.")
+    assert time.monotonic() - started < 1.0, "the same question was tried again"
+    assert renderer() == before and psutil.Process().num_fds() == open_files
+
+
+def test_two_tokenizers_of_one_model_have_one_process_and_there_are_few(tokenizer: Any) -> None:
+    meant = render_prompt(tokenizer, "x")
+    first = renderer()
+    assert render_prompt(copy.deepcopy(tokenizer), "x") == meant and renderer() == first
+    for number in range(4):
+        tokenizer.chat_template += f"{{# {number} #}}"
+        render_prompt(tokenizer, "x")
     gc.collect()
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
+    assert not first.is_running()
