@@ -54,8 +54,8 @@ def cannot_store(var_dir: Path, node_url: str) -> str:
 
 
 def silent_together(var_dir: Path, node_url: str) -> str:
-    """What is said where every process fell silent at once and the server tells no cause: it is
-    what they share. Empty if it is not that of exactly one run running on this machine.
+    """Name the server where every process fell silent at once: it is what they share. Empty if it
+    is not that of exactly one run running on this machine.
     """
     folder = run_on_server(var_dir, node_url)
     if folder is None:
@@ -65,7 +65,7 @@ def silent_together(var_dir: Path, node_url: str) -> str:
 
 
 def _mended(folder: Path) -> str:
-    """How the server of the run in `folder` stores again: space, if there is little, and a
+    """Say how the server of the run in `folder` stores again: space, if there is little, and a
     restart.
     """
     again = starts_again("nats", restart_options(folder))
@@ -74,9 +74,7 @@ def _mended(folder: Path) -> str:
 
 
 def _space(folder: Path) -> str:
-    """How much space the folder's file system has, and that it is to be given some if that is
-    little.
-    """
+    """Return the free space on the folder's disk, with a hint to free more if it is low."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -125,8 +123,8 @@ def silent_server(var_dir: Path, node_url: str) -> str:
 
 
 def _greets(node_url: str) -> bool:
-    """Whether a NATS server says something at the address: it greets whoever connects. One that
-    hangs does not, although the system takes the connection.
+    """Return whether a NATS server says something at the address: it greets whoever connects. One
+    that hangs does not, although the system takes the connection.
     """
     try:
         at = urlsplit(node_url)
@@ -166,8 +164,8 @@ def monitor_of(node_url: str, var_dir: Path) -> str | None:
 
 
 def _served_by(note: Path) -> bool:
-    """Whether the process whose id is in the note's name was started with the note's folder as an
-    argument. Raises OSError if there is no such process.
+    """Return whether the process whose id is in the note's name was started with the note's folder
+    as an argument. Raises OSError if there is no such process.
     """
     process = Path("/proc", str(int(note.stem.removeprefix("nats-server_"))))
     words = (process / "cmdline").read_bytes().split(b"\0")
@@ -181,8 +179,8 @@ def _is_here(url: str) -> bool:
 
 
 def health(monitor_url: str) -> tuple[str, str]:
-    """What the server says of itself: `ok` or another status, and why it is not well. Raises as
-    `answer`.
+    """Return what the server says of itself: `ok` or another status, and why it is not well. Raises
+    as `answer`.
     """
     told = answer(monitor_url, "healthz", TIMEOUT_S)
     with readable("healthz"):
