@@ -33,7 +33,9 @@ WORK = {
     "tokens": ("tokens",),
     "updates": ("updated",),
 }
-"""What all nodes did, and the counts of a step that add up to it."""
+"""What all nodes did, and the counts of a step that add up to it. The tokens of the results in
+`experiments/results` include those of groups without an advantage.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,12 @@ class TrainerGauges:
             registry=registry,
         )
         self.staleness = last("swarm_trainer_staleness_steps_max", "Largest staleness (policy versions) of a local group")
-        self.groups = counter("swarm_trainer_groups_total", "Groups trained on, by origin.", "origin", ("local", "external"))
+        self.groups = counter(
+            "swarm_trainer_groups_total",
+            "Groups of the steps, with an advantage or not.",
+            "origin",
+            ("local", "external"),
+        )
         self.replayed = counter(
             "swarm_trainer_replayed_groups_total",
             "Local groups trained on again (sampler.replay). Counts, reward and staleness of local groups do not include them.",
@@ -158,7 +163,10 @@ class TrainerGauges:
             "Foreign answers left out because they are far too unlikely under this node's policy (trainer.foreign).",
         )
         self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups tokenized again from their text")
-        self.tokens = counter("swarm_trainer_tokens_total", "Completion tokens trained on.")
+        self.tokens = counter(
+            "swarm_trainer_tokens_total",
+            "Completion tokens trained on (groups with an advantage).",
+        )
         saved = "Absent before the first."
         self._checkpoint_step = late("swarm_trainer_checkpoint_step", f"Step of the newest checkpoint. {saved}")
         self._checkpoint_time = late("swarm_trainer_checkpoint_timestamp_seconds", f"Unix time of the newest checkpoint. {saved}")

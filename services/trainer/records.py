@@ -72,16 +72,21 @@ class StepRecord(IntakeRecord, LikelihoodRecord, UpdateRecord):
 class MetricsLog:
     """`metrics.jsonl` of a run, one line per step.
 
-    Opening it removes the lines of steps after `step` (those that are trained again after a
-    resume), so that every step occurs once.
+    The first line that is written replaces those of steps after `step`, which are trained again
+    after a resume, so that every step occurs once. A trainer that cannot go on after all has
+    removed nothing.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = run_dir / METRICS_FILE
-        forget_steps_after(self._file, step)
         self._stream = open_lines(self._file)
+        self._resumed_after: int | None = step
         self._unwritten: list[bytes] = []
+
+    def newest_step(self) -> int:
+        """The last step in the file; 0 without one."""
+        return max(_lines_by_step(self._file), default=0)
 
     def append(self, record: StepRecord) -> None:
         """Write one step, after those that could not be written before.
@@ -91,6 +96,11 @@ class MetricsLog:
                 line too.
         """
         self._unwritten.append(json.dumps(_finite({"step": record.step, **asdict(record)}), separators=(",", ":")).encode() + b"\n")
+        if self._resumed_after is not None:
+            forget_steps_after(self._file, self._resumed_after)
+            self._stream.close()
+            self._stream = open_lines(self._file)
+            self._resumed_after = None
         while self._unwritten:
             write_whole(self._stream, self._unwritten[0])
             self._unwritten.pop(0)
@@ -106,19 +116,19 @@ def forget_steps_after(file: Path, step: int) -> None:
     """
     if not file.exists():
         return
-    kept: dict[int, str] = {}
-    content = file.read_text(encoding="utf-8", errors="replace")
-    for line in content.splitlines():
-        try:
-            number = int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        if number <= step:
-            kept[number] = line
-    wanted = "".join(f"{kept[number]}\n" for number in sorted(kept))
-    if wanted == content:
-        return
-    replace_text(file, wanted, synced=True)
+    lines = _lines_by_step(file)
+    wanted = "".join(f"{lines[number]}\n" for number in sorted(lines) if number <= step)
+    if wanted != file.read_text(encoding="utf-8", errors="replace"):
+        replace_text(file, wanted, synced=True)
+
+
+def _lines_by_step(file: Path) -> dict[int, str]:
+    """Each step's last line."""
+    lines: dict[int, str] = {}
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            lines[int(json.loads(line)["step"])] = line
+    return lines
 
 
 def scalars(record: StepRecord) -> dict[str, float]:

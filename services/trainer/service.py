@@ -199,7 +199,8 @@ class _Training:
 
     async def _resume(self) -> None:
         """Resume from the newest intact checkpoint. Broken ones are renamed only after an older one
-        was loaded; if none is intact, they are all that an operator has to repair.
+        was loaded and the batch log was found to continue it: else they are all that an operator
+        has to repair.
         """
         try:
             checkpoint, broken = await self._torch.run(self._checkpoints.store.newest)
@@ -209,8 +210,6 @@ class _Training:
             if checkpoint is not None:
                 await self._torch.run(lambda: self._learner.restore(checkpoint.state))
                 self._publisher.policy = checkpoint.position
-                if broken:
-                    self._checkpoints.store.set_aside(newer_than=checkpoint.position.batch_number)
         except (CheckpointError, WeightsError, ValueError) as error:
             raise FatalError(f"cannot resume: {error}") from None
         self._checkpoints.written = self._publisher.policy.batch_number
@@ -220,25 +219,39 @@ class _Training:
             )
         except OSError as error:
             raise FatalError(f"{self._config.node.run_dir} cannot be written ({error}): free space or set node.var_dir") from None
-        await self._until_connected(self._read_published)
+        if await self._until_connected(self._read_published) and broken:
+            self._checkpoints.store.set_aside(newer_than=self._publisher.policy.batch_number)
         self._trackers = open_feeds(self._config, self._publisher.policy.batch_number, self._log)
         self._context.status.set(StatusFigure.STEP, self._publisher.policy.batch_number)
+        self._tell_repeated_steps(self._publisher.policy.batch_number)
         self._log.info(
             "training", step=self._publisher.policy.batch_number, resumed=checkpoint is not None, model=self._config.model.path
         )
+
+    def _tell_repeated_steps(self, resumed: int) -> None:
+        """Warn if the record goes on after the checkpoint, as after a kill."""
+        recorded = self._metrics.newest_step()
+        if recorded > resumed:
+            self._log.warning(
+                "steps_trained_again",
+                reason=f"the record goes to step {recorded}, and the newest checkpoint is of step {resumed}",
+                consequence=f"steps {resumed + 1} to {recorded} are trained again, with the same batches",
+            )
 
     async def _read_published(self) -> None:
         await self._batches.check(self._publisher.policy, self._checkpoints.store)
         await self._publisher.begin()
 
-    async def _until_connected(self, action: Callable[[], Any]) -> None:
+    async def _until_connected(self, action: Callable[[], Any]) -> bool:
+        """Retry until the server answers. False if stopped before."""
         while not self._context.stopping.is_set():
             try:
                 await action()
-                return
+                return True
             except NotConnected as error:
                 self._log.warning("node_plane_away", reason=str(error), consequence=f"trying again in {_RETRY_S} s")
                 await sleep_unless_stopped(self._context.stopping, _RETRY_S)
+        return False
 
     def _finished(self) -> bool:
         limit = self._config.trainer.max_steps

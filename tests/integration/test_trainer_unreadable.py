@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -81,6 +82,32 @@ async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remed
     await transport.purge(STREAM, 5)
     with pytest.raises(FatalError, match="nothing is left of it"):
         await Life(config, transport).end()
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_cannot_go_on_leaves_its_record_and_its_broken_checkpoints_as_they_were(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 4, "checkpoint_every": 2})
+    await set_up(transport, some_batches(tokenizer, 4))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    record = metric_lines(config)
+    assert [line["step"] for line in record] == [1, 2, 3, 4] and checkpoints(config).steps() == [2, 4]
+
+    broken = checkpoints(config).folder / "step-00000004" / "weights.safetensors"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:-5])
+    with pytest.raises(FatalError, match="ends at 0"):
+        await Life(config, await restored(tokenizer, 0)).end()
+    assert metric_lines(config) == record and checkpoints(config).steps() == [2, 4]
+
+    shutil.rmtree(checkpoints(config).folder)
+    await transport.purge(STREAM, 2)
+    with pytest.raises(FatalError, match="batch 1 is missing .* there is no checkpoint"):
+        await Life(config, transport).end()
+    assert metric_lines(config) == record
 
 
 async def restored(tokenizer: PreTrainedTokenizerFast, upto: int, purged: int = 0) -> Transport:

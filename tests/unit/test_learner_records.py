@@ -41,6 +41,7 @@ def test_each_step_is_one_line_that_is_on_disk_when_append_returns(tmp_path: Pat
     assert lines[1]["loss"] is None and lines[0]["phase_seconds"]["wait"] == 0.25
     log.close()
     again = MetricsLog(tmp_path, 1)
+    assert steps_in(tmp_path / "metrics.jsonl") == [1, 2], "a trainer that cannot go on leaves its record as it is"
     again.append(record(2))
     again.close()
     assert steps_in(tmp_path / "metrics.jsonl") == [1, 2]

@@ -181,6 +181,20 @@ def test_clipped_tokens_are_those_of_the_metrics(model: Path) -> None:
     assert means == pytest.approx(record.importance_weight, rel=1e-4)
 
 
+def test_tokens_without_an_advantage_are_no_tokens_trained_on(model: Path) -> None:
+    trainer = learner(model)
+    rng = random.Random(9)
+    groups = [scored_group(trainer.tokenizer, rng), scored_group(trainer.tokenizer, rng, rewards=(1.0, 1.0, 1.0))]
+    batch = batch_of(1, groups)
+    record = trainer.step(batch)
+    lines = written(trainer, batch)["groups"]
+    assert [line["fate"] for line in lines] == ["trained", "no_advantage"]
+    assert record.tokens == sum(answer["tokens"] for answer in lines[0]["answers"])
+    assert record.tokens == sum(completion.token_count for completion in groups[0].group.completions)
+    without = trainer.step(batch_of(2, groups[1:]))
+    assert (without.updated, without.tokens) == (False, 0)
+
+
 def test_a_line_is_bounded_and_says_what_it_leaves_out() -> None:
     groups = [{"id": f"{number:064x}", "fate": "trained"} for number in range(40_000)]
     line = trained_line(7, 1.0, updated=True, updates=1, groups=groups)

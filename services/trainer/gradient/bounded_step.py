@@ -152,17 +152,18 @@ class UpdateRecord:
     """The part of a step's record that its optimizer updates know.
 
     updated: False when no group had an advantage (or a gradient was not finite): the step counts,
-    the weights stay. loss to kl_reference: means over tokens of the groups that took part, and over
-    the updates. None where no token took part: nothing was measured, and 0 would be a claim.
-    importance_ratio: policy to proximal policy. importance_weight: proximal to behaviour after
-    truncation. kl_behaviour: nats per token (k3). grad_norm_local, grad_norm_foreign: norms of what
-    local (replayed ones included) and foreign groups give to the gradient before any bound; None
-    without such groups. groups_bounded: foreign groups that were held to the bound of a group's
-    gradient, most in any update; bounded_of: by node.
+    the weights stay. tokens: completion tokens of the groups that took part; loss to kl_reference:
+    means over them, and over the updates. None where no token took part: nothing was measured, and
+    0 would be a claim. importance_ratio: policy to proximal policy. importance_weight: proximal to
+    behaviour after truncation. kl_behaviour: nats per token (k3). grad_norm_local,
+    grad_norm_foreign: norms of what local (replayed ones included) and foreign groups give to the
+    gradient before any bound; None without such groups. groups_bounded: foreign groups that were
+    held to the bound of a group's gradient, most in any update; bounded_of: by node.
     """
 
     updated: bool
     updates: int
+    tokens: int
     loss: float | None
     grad_norm: float | None
     entropy: float | None
@@ -193,6 +194,7 @@ class UpdateRecord:
         return cls(
             updated=updates[0].moved,
             updates=sum(update.moved for update in updates),
+            tokens=updates[0].gradient.stats.tokens,
             loss=mean("loss"),
             grad_norm=mean_of([update.grad_norm for update in updates if update.gradient.stats.tokens]),
             entropy=mean("entropy"),

@@ -245,7 +245,6 @@ class IntakeRecord:
     staleness_mean: float | None
     staleness_max: int | None
     staleness_replayed: float | None = None
-    tokens: int
     behaviour_share: float
     reencoded_share: float
 
@@ -313,7 +312,6 @@ class Intake:
             staleness_mean=mean_of(self.staleness),
             staleness_max=max(self.staleness, default=None),
             staleness_replayed=mean_of(self.staleness_replayed),
-            tokens=sum(sum(group.completion_lengths) for group in self.groups),
             behaviour_share=self.with_behaviour / taken,
             reencoded_share=self.reencoded / taken,
         )
