@@ -20,7 +20,7 @@ _BARE = {
     "sampler": {"adapt": "off", "strategy": "uniform"},
     "verifier": {"foreign_partial_credit": True},
     "trainer": {
-        "count_uninformative": False,
+        "objective_options": {"count_uninformative": False},
         "clip_low": 0.2,
         "clip_high": 0.28,
         "constants": {

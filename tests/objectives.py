@@ -8,12 +8,19 @@ from torch import Tensor
 
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.token_loss import Normaliser, TokenLoss, token_weights
-from shared.config.trainer_section import ObjectiveSection
+from shared.config.trainer_section import COMMON_OPTIONS, ObjectiveSection
 
 
 def configured(objective: str = "grpo", *, max_completion_tokens: int | None = None, **settings: Any) -> ConfiguredObjective:
-    """The objective of a configuration with these settings under `[trainer]`."""
-    return ConfiguredObjective(ObjectiveSection(objective=objective, **settings), max_completion_tokens)
+    """The objective of a configuration with these settings or constants under `[trainer]`."""
+    return ConfiguredObjective(ObjectiveSection(objective=objective, **with_options(settings)), max_completion_tokens)
+
+
+def with_options(trainer: dict[str, Any]) -> dict[str, Any]:
+    """The settings of `[trainer]`, with the constants of every objective where they belong."""
+    options = {name: value for name, value in trainer.items() if name in COMMON_OPTIONS}
+    rest = {name: value for name, value in trainer.items() if name not in options}
+    return {**rest, "objective_options": {**rest.get("objective_options", {}), **options}}
 
 
 def step_loss(config: ConfiguredObjective, outcome: TokenLoss, keep: Tensor, counts: Normaliser) -> Tensor:

@@ -185,7 +185,7 @@ class _Training:
             name=chosen.name,
             mean_over=chosen.aggregated_by,
             advantages="its own" if callable(kind) else kind,
-            divided_by=trainer.advantage_scale or chosen.objective.scale if chosen.objective.divides_by_deviation else "none",
+            divided_by=chosen.scale if chosen.objective.divides_by_deviation else "none",
             clip=[chosen.settings.clip_low, chosen.settings.clip_high] if chosen.objective.clips else None,
             changed=changed,
             differs=chosen.objective.differs,

@@ -41,7 +41,7 @@ from shared.config.sections import (
     TrainerSection,
     VerifierSection,
 )
-from shared.config.trainer_section import TrainerConstants
+from shared.config.trainer_section import COMMON_OPTIONS, TrainerConstants
 from shared.plain_files import read_named
 from shared.registry import (
     ENGINES,
@@ -448,6 +448,7 @@ but may be misspelt themselves.
 
 _MOVED = {
     **{f"trainer.{name}": f"trainer.constants.{name}" for name in TrainerConstants.model_fields},
+    **{f"trainer.{name}": f"trainer.objective_options.{name}" for name in COMMON_OPTIONS},
     **{f"trainer.cispo_{name}": f"trainer.objective_options.{name}" for name in ("min", "max")},
     "trainer.m2_threshold": "trainer.objective_options.threshold",
     "trainer.oapl_scale": "trainer.objective_options.scale",

@@ -315,12 +315,14 @@ class EvalSection(Section):
 class PolicyStoreSection(Section):
     """Transfer of policies from the trainer to the generators."""
 
+    keep: ClassVar[int] = 3
+    """Newest policies kept, besides the full copies that their deltas need."""
+
     uri: str = Field(
         "",
         description="file:///shared/folder, nats:// (JetStream object store), or the scheme of a `swarm.policy_stores` entry "
         "point; empty: the run's folder.",
     )
-    keep: int = Field(3, ge=2, description="Newest policies kept, besides the full copies that their deltas need.")
     anchor_every: int = Field(
         0,
         ge=0,

@@ -5,12 +5,15 @@ for its default.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import AnyDtype, Section
 from shared.registry import OBJECTIVES
+
+COMMON_OPTIONS = ("aggregation", "advantage_scale", "count_uninformative", "dual_clip")
+"""Names in `trainer.objective_options` that every objective of this project has."""
 
 
 class ObjectiveSection(Section):
@@ -23,11 +26,8 @@ class ObjectiveSection(Section):
     )
     objective_options: dict[str, float | int | bool | str] = Field(
         default_factory=dict,
-        description="The objective's own constants, by name, such as max of cispo (docs/training.md), or those of an installed "
-        "one.",
-    )
-    aggregation: Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"] | None = Field(
-        None, description="What the loss is averaged over. Unset: the objective's published choice."
+        description="Constants of the loss, by name: aggregation, advantage_scale, count_uninformative, dual_clip, the "
+        "objective's own such as max of cispo (docs/training.md), and those of an installed one.",
     )
     clip_low: float | None = Field(
         None,
@@ -41,9 +41,6 @@ class ObjectiveSection(Section):
         description="Ratios above 1 + clip_high are clipped. Unset: the objective's published bound. The SAPO paper trains "
         "grpo with 0.28.",
     )
-    dual_clip: float = Field(
-        0.0, ge=0, description="Limit of the ratio for negative advantages (dual-clip PPO), above 1 + clip_high; 0: off."
-    )
     kl_coefficient: float = Field(
         0.0, ge=0, description="Weight of the KL divergence to the base policy (k3 estimator); 0 as in the paper."
     )
@@ -52,13 +49,6 @@ class ObjectiveSection(Section):
     @classmethod
     def _objective_is_known(cls, value: str) -> str:
         return OBJECTIVES.check(value)
-
-    @model_validator(mode="after")
-    def _constants_have_a_meaning(self) -> Self:
-        most = 1 + (self.clip_high or 0.0)
-        if self.dual_clip and self.dual_clip <= most:
-            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {most}; 0 turns it off")
-        return self
 
 
 MOST_RANK = 4096
@@ -246,19 +236,10 @@ class TrainerSection(ObjectiveSection):
         "policy, and none with more cost, tokens or gradient than usual. raw: like local groups, as in the paper.",
     )
     constants: TrainerConstants = Field(default_factory=TrainerConstants)
-    count_uninformative: bool | None = Field(
-        None,
-        description="Whether groups whose rewards are all equal count in the mean of the loss. Unset: the objective's choice.",
-    )
     drop_truncated: bool = Field(
         False,
         description="Leave answers truncated at the length limit out of the loss (DAPO's overlong filtering); they stay in the "
         "group's baseline.",
-    )
-    advantage_scale: Literal["group", "batch", "none"] | None = Field(
-        None,
-        description="What a group-centred reward is divided by: the standard deviation of the group (GRPO) or the batch, or "
-        "nothing. Unset: the objective's choice.",
     )
     learning_rate: float = Field(
         1e-6, gt=0, le=1, description="AdamW's learning rate; 1e-6 suits full fine-tuning of a pretrained model."

@@ -105,7 +105,7 @@ def remove_old_downloads(folder: Path, newest: Path) -> None:
 def cause_of(error: OSError, folder: Path) -> str:
     """Cause and remedy of a failed write, as text."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left for {folder}: free some, lower policy_store.keep or move policy_store.uri"
+        return f"no space left for {folder}: free some, or move policy_store.uri"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{folder} may not be written ({error.strerror}): change its owner or move policy_store.uri"
     return f"{error}: check {folder}"

@@ -49,6 +49,7 @@ from shared.tasks.evaluation import PASS_REWARD
 from shared.transport.base import Transport
 from tests.constants import load_with_constants
 from tests.engines.tiny_models import byte_tokenizer
+from tests.objectives import with_options
 
 NODE = "alpha"
 OTHER_TOKENIZER = "f" * 64
@@ -97,7 +98,7 @@ def node_config(model: Path, var_dir: Path, **overrides: Any) -> NodeConfig:
     trainer = sections["trainer"]
     constants = {name: trainer.pop(name) for name in list(trainer) if name in TrainerConstants.model_fields}
     trainer["constants"] = {**trainer.get("constants", {}), **constants}
-    return load_with_constants(sections)
+    return load_with_constants({**sections, "trainer": with_options(trainer)})
 
 
 def config_for(model: Path, **trainer: Any) -> NodeConfig:

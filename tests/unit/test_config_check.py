@@ -45,7 +45,10 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
             "trainer.clip_low = 0.2: gspo as published has 0.0003",
         ),
         ({"tasks": [{"dataset": "simple_integration"}]}, "simple_integration: it is scored locally only"),
-        ({"trainer": {"objective": "dr_grpo", "advantage_scale": "group"}}, "trainer.advantage_scale = group: dr_grpo .* none"),
+        (
+            {"trainer": {"objective": "dr_grpo", "objective_options": {"advantage_scale": "group"}}},
+            "trainer.objective_options.advantage_scale = group: dr_grpo .* none",
+        ),
     ],
 )
 def test_what_is_allowed_and_ruinous_is_warned_of_with_what_is_usual(sections: dict[str, Any], words: str) -> None:
@@ -153,7 +156,7 @@ def faults_in(tmp_path: Path, text: str) -> list[str]:
 def test_settings_that_do_not_go_together_are_told_where_each_is_right(tmp_path: Path) -> None:
     told = faults_in(
         tmp_path,
-        "[trainer]\ndual_clip = 1.0\n[trainer.constants]\nbetas = [0.9, 1.0]\nsequence_mask = [1.5, 2.0]\n"
+        "[trainer.constants]\nbetas = [0.9, 1.0]\nsequence_mask = [1.5, 2.0]\n"
         "[sampler]\nlocal = 0\nadapt = 'off'\nreplay = 1\n"
         "[[tasks]]\nsource = 'file'\nconfig = { a = 1 }\nverifier = 'reasoning_gym'\n",
     )
@@ -179,7 +182,7 @@ def test_a_file_that_cannot_be_read_does_not_hide_wrong_variables(tmp_path: Path
 @pytest.mark.slow
 def test_config_check_numbers_task_sources_as_the_file_does_and_tells_of_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(
-        '[trainer]\nobjective = "rloo"\nobjective_options = { a = 1 }\nadvantage_scale = "batch"\ndual_clip = 3.0\n'
+        '[trainer]\nobjective = "rloo"\nobjective_options = { a = 1, advantage_scale = "batch", dual_clip = 3.0 }\n'
         '[[tasks]]\ndataset = "gdc"\nverifier = "math2"\n[[tasks]]\nsource = "file"\npath = "no.jsonl"\n'
         '[[tasks]]\ndataset = "gcd"\nconfig = { min_valu = 1, max_valu = 2 }\n'
     )

@@ -158,7 +158,9 @@ def test_an_objective_that_declares_what_does_not_exist_is_refused_with_the_name
     declared: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "swarm.objectives", "mine", OBJECTIVE.format(declared=declared))
-    config = load_config(None, {"tasks": TASKS, "trainer": {"objective": "mine", "aggregation": "token_mean"}})
+    config = load_config(
+        None, {"tasks": TASKS, "trainer": {"objective": "mine", "objective_options": {"aggregation": "token_mean"}}}
+    )
     wanted = f"objective mine of the package my-package has the {words}.*: correct that, or change trainer.objective"
     assert re.search(wanted, objective_problem(config))
     with pytest.raises(FatalError, match=wanted):

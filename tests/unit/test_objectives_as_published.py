@@ -27,7 +27,7 @@ from services.trainer.objectives.config import departures
 from services.trainer.objectives.m2po import m2_keep
 from shared.config import NodeConfig, load_config
 from shared.registry import OBJECTIVES
-from tests.objectives import configured
+from tests.objectives import configured, with_options
 
 MAX_NEW_TOKENS = 12
 REWARDS = [[1.0, 0.0, 0.0, 0.5], [1.0, 1.0, 1.0], [0.0, 1.0]]
@@ -365,9 +365,9 @@ def test_overridden_pieces_are_told_and_unset_ones_are_not() -> None:
         assert departures(config.trainer, UpdateConfig.of(config).objective.objective) == []
 
     def told(**trainer: Any) -> list[str]:
-        config = node(**trainer)
+        config = node(**with_options(trainer))
         found = departures(config.trainer, UpdateConfig.of(config).objective.objective)
-        return [match[1] for each in found if (match := re.match(r"trainer\.(\w+) = ", each))]
+        return [match[1] for each in found if (match := re.match(r"trainer\.(?:objective_options\.)?(\w+) = ", each))]
 
     assert told(objective="dr_grpo", advantage_scale="group", aggregation="token_mean") == ["aggregation", "advantage_scale"]
     assert told(objective="grpo", count_uninformative=False) == ["count_uninformative"]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.token_loss import Normaliser, token_loss, token_weights
-from shared.config.trainer_section import ObjectiveSection
 from tests.objectives import configured, step_loss
 
 # Two sequences, of 3 and 1 tokens. Ratios to the proximal policy: 1.5, 1.0, 0.5 with A = 2; 3.0
@@ -252,10 +251,3 @@ def test_on_policy_the_clipped_surrogates_have_the_gradient_of_reinforce() -> No
 def test_an_impossible_objective_is_refused_by_the_fields_name(wrong: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         configured(**wrong)
-
-
-def test_an_aggregation_that_does_not_exist_is_no_mean_of_any_kind() -> None:
-    """Nothing checks the section's values, as nothing checked those of an installed objective."""
-    config = ConfiguredObjective(ObjectiveSection.model_construct(objective="grpo", aggregation="mean"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="aggregation 'mean' is unknown: use sequence_mean, token_mean, fixed_length, seq"):
-        token_weights(config, MASK, COUNTS)

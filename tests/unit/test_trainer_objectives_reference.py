@@ -48,8 +48,9 @@ def numpy_loss(config: ConfiguredObjective, batch: list[dict[str, np.ndarray]]) 
             else:
                 bounded = min(max(ratio, 1 - config.settings.clip_low), 1 + config.settings.clip_high)
                 gain = min(ratio * advantage, bounded * advantage)
-                if config.settings.dual_clip and advantage < 0:
-                    gain = max(gain, config.settings.dual_clip * advantage)
+                dual_clip = float(config.settings.objective_options.get("dual_clip", 0.0))
+                if dual_clip and advantage < 0:
+                    gain = max(gain, dual_clip * advantage)
                 value = -gain
             value *= min(1.0 if behaviour is None else math.exp(proximal[t] - behaviour[t]), IMPORTANCE.cap)
             difference = reference[t] - policy[t]

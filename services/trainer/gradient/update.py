@@ -284,12 +284,12 @@ class UpdateConfig:
         """The rules of a node's configuration; fields that depend on the model and the machine keep
         their defaults.
         """
-        objective, count = configured_objective(config), config.trainer.count_uninformative
+        objective = configured_objective(config)
         return cls(
             objective=objective,
             importance=ImportanceConfig.of(config.trainer),
             temperature=config.generator.temperature,
-            count_uninformative=objective.objective.counts_uninformative if count is None else count,
+            count_uninformative=objective.counts_uninformative,
         )
 
     @property

@@ -51,7 +51,7 @@ class AdvantageConfig:
         objective = configured.objective
         return cls(
             kind=objective.advantages,
-            scale=trainer.advantage_scale or objective.scale,
+            scale=configured.scale,
             std_ddof=trainer.constants.advantage_std_ddof,
             std_floor=trainer.constants.advantage_std_floor,
             value_beta=float(configured.settings.objective_options.get("value_beta", 1.0)),

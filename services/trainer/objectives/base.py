@@ -145,9 +145,9 @@ def clipped(terms: LossTerms, ratio: Tensor) -> Loss:
     low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
     loss = -(ratio * advantage).minimum(ratio.clamp(low, high) * advantage)
     cut = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
-    if settings.dual_clip:
-        loss = loss.minimum(-settings.dual_clip * advantage).where(advantage < 0, loss)
-        cut = cut | ((ratio > settings.dual_clip) & (advantage < 0))
+    if dual_clip := float(settings.objective_options.get("dual_clip", 0.0)):
+        loss = loss.minimum(-dual_clip * advantage).where(advantage < 0, loss)
+        cut = cut | ((ratio > dual_clip) & (advantage < 0))
     return Loss(loss, ratio, cut)
 
 

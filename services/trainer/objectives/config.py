@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from services.trainer.objectives.base import AdvantageKind, AdvantageScale, Aggregation, Objective
 from shared.config import NodeConfig
-from shared.config.trainer_section import ObjectiveSection, TrainerSection
+from shared.config.trainer_section import COMMON_OPTIONS, ObjectiveSection, TrainerSection
 from shared.registry import OBJECTIVES
 from shared.text import visible
+
+_COMMON_VALUES: dict[str, tuple[Any, ...]] = {
+    "aggregation": get_args(Aggregation),
+    "advantage_scale": get_args(AdvantageScale),
+    "count_uninformative": (True, False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +53,34 @@ class ConfiguredObjective:
 
     def _problems(self, options: Mapping[str, Any]) -> Iterator[str]:
         """Settings that do not apply to the objective. options: those that were given."""
-        dual_clip, known = self.settings.dual_clip, self.objective.options
-        if dual_clip and not self.objective.clips:
-            yield f"dual_clip is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
-        elif dual_clip and dual_clip <= (most := 1 + (self.settings.clip_high or 0.0)):
-            yield f"dual_clip {dual_clip} must be above 1 + clip_high = {most}; 0 turns it off"
+        known = self.objective.options
+        yield from self._common_problems(options)
         if self.aggregated_by == "fixed_length" and (self.max_completion_tokens or 0) < 1:
             yield f"{self.name} divides by a constant length: set max_completion_tokens to 1 or more"
         for option, value in options.items() if known or self.name in OBJECTIVES.built_in else ():
+            if option in COMMON_OPTIONS:
+                continue
             if option not in known:
-                names = f"it has {', '.join(known)}" if known else "it has none"
+                names = f"it has {', '.join((*known, *COMMON_OPTIONS))}"
                 yield f"trainer.objective_options.{visible(option, 80)} is no constant of {self.name}: {names}"
             elif not _is_number(value, known[option]):
                 yield f"trainer.objective_options.{option} is {value!r}: it must be a number above 0"
         low, high = (self.settings.objective_options.get(name) for name in ("min", "max"))
         if known and isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
             yield f"trainer.objective_options.min is {low} and max {high}: min must be below max"
+
+    def _common_problems(self, options: Mapping[str, Any]) -> Iterator[str]:
+        for name, values in _COMMON_VALUES.items():
+            if name in options and options[name] not in values:
+                listed = ", ".join(str(value).lower() for value in values)
+                yield f"trainer.objective_options.{name} is {visible(repr(options[name]), 80)}: it must be one of {listed}"
+        dual_clip, option = options.get("dual_clip", 0), "trainer.objective_options.dual_clip"
+        if not _is_number(dual_clip):
+            yield f"{option} is {visible(repr(dual_clip), 80)}: it must be a number of at least 0"
+        elif dual_clip and not self.objective.clips:
+            yield f"{option} is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
+        elif dual_clip and dual_clip <= (most := 1 + (self.settings.clip_high or 0.0)):
+            yield f"{option} {dual_clip} must be above 1 + clip_high = {most}; 0 turns it off"
 
     @property
     def name(self) -> str:
@@ -86,7 +104,18 @@ class ConfiguredObjective:
 
     @property
     def aggregated_by(self) -> Aggregation:
-        return self.settings.aggregation or self.objective.aggregation
+        chosen: Any = self.settings.objective_options.get("aggregation", self.objective.aggregation)
+        return cast(Aggregation, chosen)
+
+    @property
+    def scale(self) -> AdvantageScale:
+        """The advantages' divisor in force."""
+        return cast(AdvantageScale, self.settings.objective_options.get("advantage_scale", self.objective.scale))
+
+    @property
+    def counts_uninformative(self) -> bool:
+        """Say whether groups whose rewards are all equal count in the mean of the loss."""
+        return bool(self.settings.objective_options.get("count_uninformative", self.objective.counts_uninformative))
 
     @property
     def needs_reference(self) -> bool:
@@ -117,17 +146,18 @@ def departures(trainer: TrainerSection, objective: Objective) -> list[str]:
     source publishes under its name. Settings without an effect are left out.
     """
     published: dict[str, Any] = {
-        "aggregation": objective.aggregation,
-        "count_uninformative": objective.counts_uninformative,
+        "objective_options.aggregation": objective.aggregation,
+        "objective_options.count_uninformative": objective.counts_uninformative,
     }
+    given = dict(trainer) | {f"objective_options.{name}": value for name, value in trainer.objective_options.items()}
     if objective.divides_by_deviation:
-        published["advantage_scale"] = objective.scale
+        published["objective_options.advantage_scale"] = objective.scale
     if objective.clips and (trainer.updates_per_batch > 1 or objective.moves_at_once):
         published["clip_low"], published["clip_high"] = objective.clip
     return [
         f"trainer.{name} = {_written(value)}: {trainer.objective} as published has {_written(wanted)}"
         for name, wanted in published.items()
-        if (value := getattr(trainer, name)) is not None and value != wanted
+        if (value := given.get(name)) is not None and value != wanted
     ]
 
 
@@ -163,5 +193,5 @@ def _is_number(value: Any, least: float = 0.0) -> bool:
 def _conflicts(trainer: TrainerSection) -> Iterator[str]:
     name = trainer.objective
     objective: Any = OBJECTIVES.load(name)
-    if getattr(objective, "advantages", "") == "leave_one_out" and trainer.advantage_scale == "batch":
+    if getattr(objective, "advantages", "") == "leave_one_out" and trainer.objective_options.get("advantage_scale") == "batch":
         yield f"trainer.objective {name} centres each reward on the mean of the others: use advantage_scale none or group"

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from services.trainer.objectives.advantages import ADVANTAGES, AdvantageConfig, batch_advantages
-from services.trainer.objectives.base import LOG_RATIO_BOUND, Aggregation, Loss, LossTerms, ObjectiveError, unusable
+from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms, ObjectiveError, unusable
 from services.trainer.objectives.config import ConfiguredObjective
 from shared.registry import OBJECTIVES, plugin_errors
 
@@ -170,7 +170,7 @@ class Normaliser:
 
 def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Normaliser) -> Tensor:
     """Weights (N, T) float64 such that `(weights * token_loss).sum()`, added over all
-    micro-batches, is the loss. Raises ValueError for an aggregation that does not exist.
+    micro-batches, is the loss.
 
     keep: (N, T) bool, True on completion tokens that are not dropped. A sequence must not be split
     over micro-batches.
@@ -187,8 +187,6 @@ def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Nor
             return present / sequences
         case "sequence_mean":
             return present / present.sum(dim=1, keepdim=True).clamp(min=1.0) / sequences
-        case unknown:
-            raise ValueError(f"aggregation {unknown!r} is unknown: use {', '.join(get_args(Aggregation))}")
 
 
 Number = TypeVar("Number", Tensor, float)
