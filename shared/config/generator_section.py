@@ -82,8 +82,7 @@ class GeneratorSection(Section):
     start_timeout_s: int = Field(
         1800,
         ge=10,
-        description="Longest start of vLLM in seconds, with reading the model and compiling. A startup probe must allow more "
-        "(docs/kubernetes-start.md).",
+        description="Longest start of vLLM in seconds, with reading the model and compiling. A startup probe must allow more.",
     )
     call_timeout_s: float = Field(
         1800.0,

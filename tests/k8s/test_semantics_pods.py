@@ -41,7 +41,7 @@ NATS_CLOSE_S = 20
 PULL_S = 1200
 """For an image with CUDA on a machine that has none of its layers."""
 STOP_S = {"generator": 15, "verifier": 15, "sampler": 10, "trainer": 60}
-"""Longest measured ends (docs/kubernetes-change.md), with room."""
+"""Longest measured ends, with room."""
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
