@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import dying, folder_here
-from swarm_cli.observe.run_files import NO_NODES, NO_SETS, ByNode, BySet
+from swarm_cli.observe.run_files import Evaluation, base_of
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.runs import restart_options, starts_again
 from swarm_cli.target import Target
@@ -38,6 +37,9 @@ previous one stays visible, and no key can fill the table with invented sets.
 """
 THIS_SERVER = "this server's own"
 """SignatureStatus of a score from the node plane, where no signature is needed."""
+ByNode = Mapping[str, Sequence[Evaluation]]
+"""Evaluations of each node, in order."""
+NO_NODES: ByNode = {}
 ON_RECORD = "on record"
 """SignatureStatus of a score from the records of a run that has ended."""
 
@@ -73,31 +75,25 @@ class Row:
 
 def leaderboard(
     heard: Iterable[Heard[EvalReport]],
-    own: Iterable[EvalReport] = (),
+    own: ByNode = NO_NODES,
     known: Collection[str] = (),
     recorded: ByNode = NO_NODES,
     own_standing: str = THIS_SERVER,
 ) -> list[Row]:
     """Rows by held-out set, the set with most nodes first, and within a set by gain; rows that may
-    not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: reports of nodes on
-    this server, shown if the swarm has none of theirs. `known`: nodes that count before all others,
-    so that a crowd of invented nodes cannot put its set on top. `recorded`: what the nodes have on
-    record, for the base policy's score if a row that may be ranked lacks it.
+    not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: evaluations of nodes
+    on this server, shown if the swarm has none of theirs. `known`: nodes that count before all
+    others, so that a crowd of invented nodes cannot put its set on top. `recorded`: what the nodes
+    have on record, for the base policy's score if a row that may be ranked lacks it.
     """
-    by_key: dict[tuple[str, str, str], dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
+    by_key: dict[tuple[str, str, str, str, bool], list[Evaluation]] = {}
     for each in heard:
-        said = each.said
-        sets = by_key.setdefault((said.node, each.public_key or "", each.standing.value), {})
-        sets.setdefault((said.held_out or "", _asked(said)), []).append(each)
-    rows = [row for sets in by_key.values() for row in _newest_sets(sets.values())]
-    told = {row.node for row in rows if row.trusted}
-    untold: dict[str, dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
-    for report in own:
-        if report.node not in told:
-            sets = untold.setdefault(report.node, {})
-            sets.setdefault((report.held_out or "", _asked(report)), []).append(Heard(report, SignatureStatus.SIGNED))
-    rows += [replace(row, standing=own_standing) for sets in untold.values() for row in _newest_sets(sets.values())]
-    rows = [_completed(row, recorded.get(row.node, NO_SETS)) if row.trusted else row for row in rows]
+        key = (each.said.node, each.public_key or "", each.standing.value, each.problem, each.standing is SignatureStatus.SIGNED)
+        by_key.setdefault(key, []).append(Evaluation.of(each.said))
+    told = {node for node, *_, trusted in by_key if trusted}
+    by_key |= {(node, "", own_standing, "", True): list(scores) for node, scores in own.items() if node not in told}
+    rows = [row for key, scores in by_key.items() for row in _newest_sets(*key, scores)]
+    rows = [_completed(row, recorded.get(row.node, ())) if row.trusted else row for row in rows]
     nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     for row in rows:
         nodes[row.held_out, row.n] += row.trusted
@@ -115,68 +111,64 @@ def leaderboard(
     )
 
 
-def _completed(row: Row, recorded: BySet) -> Row:
-    known = recorded.get((row.held_out, row.n))
-    if known is None or known.base is None or row.base is not None:
-        return row
-    base = _score(known.base, row.by_reward)
+def _completed(row: Row, recorded: Sequence[Evaluation]) -> Row:
+    known = base_of(recorded, (row.held_out, row.n)) if row.base is None else None
+    base = _score(known, row.by_reward) if known is not None else None
     return row if base is None else replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
 
 
-def _newest_sets(sets: Iterable[Sequence[Heard[EvalReport]]]) -> list[Row]:
-    newest_first = sorted(sets, key=lambda reports: -max(each.said.created_at for each in reports))
-    return [_row(reports) for reports in newest_first[:SETS_A_KEY]]
+def _newest_sets(
+    node: str, public_key: str, standing: str, problem: str, trusted: bool, evaluations: Iterable[Evaluation]
+) -> list[Row]:
+    """A key's rows. Evaluations are ordered by their signed time, so that a repeated report changes
+    nothing; if a version was evaluated again, the later result counts.
+    """
+    sets: dict[tuple[str, int], list[Evaluation]] = {}
+    for each in sorted(evaluations, key=attrgetter("at")):
+        if each.score is not None:
+            sets.setdefault(each.of_set, []).append(each)
+    rows = []
+    for (held_out, n), in_order in sorted(sets.items(), key=lambda each: -each[1][-1].at)[:SETS_A_KEY]:
+        newest, by_reward = in_order[-1], in_order[-1].pass_rate is None
+        curve = _curve(in_order, by_reward)
+        rows.append(
+            Row(
+                node=node,
+                public_key=public_key,
+                standing=standing,
+                problem=problem,
+                held_out=held_out,
+                n=n,
+                base=dict(curve).get(0),
+                newest=newest.score or 0.0,
+                policy_version=newest.policy_version,
+                at=newest.at,
+                curve=thinned(curve, CURVE_POINTS),
+                trusted=trusted,
+                by_reward=by_reward,
+                unknown=newest.unknown,
+            )
+        )
+    return rows
 
 
 def _rank(row: Row) -> tuple[float, float, str]:
     return (-row.gain if row.gain is not None else 2.0, -row.newest, row.node)
 
 
-def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
-    """The row of one key, set and standing. Reports are ordered by their signed time, so that a
-    repeated report changes nothing; if a version was evaluated again, the later result counts.
-    """
-    in_order = sorted((each.said for each in reports), key=attrgetter("created_at"))
-    newest, last = in_order[-1], reports[-1]
-    by_reward = newest.pass_rate is None
-    curve = _curve(in_order, by_reward)
-    base = dict(curve).get(0)
-    return Row(
-        node=newest.node,
-        public_key=last.public_key or "",
-        standing=last.standing.value,
-        problem=last.problem,
-        held_out=newest.held_out or "",
-        n=_asked(newest),
-        base=base,
-        newest=newest.score,
-        policy_version=newest.policy_version,
-        at=newest.created_at,
-        curve=thinned(curve, CURVE_POINTS),
-        trusted=last.standing is SignatureStatus.SIGNED,
-        by_reward=by_reward,
-        unknown=newest.unknown,
-    )
+def _score(result: Evaluation | TaskScore, by_reward: bool) -> float | None:
+    return result.mean_reward if by_reward else result.pass_rate
 
 
-def _asked(report: EvalReport) -> int:
-    """The number of tasks in the held-out set."""
-    return report.n + report.unknown
-
-
-def _score(report: EvalReport | TaskScore, by_reward: bool) -> float | None:
-    return report.mean_reward if by_reward else report.pass_rate
-
-
-def _curve(in_order: Sequence[EvalReport], by_reward: bool) -> list[tuple[int, float]]:
+def _curve(in_order: Sequence[Evaluation], by_reward: bool) -> list[tuple[int, float]]:
     """Score by policy version. A version below the previous one means that training started
     again: results of later versions from before that are dropped.
     """
     by_version: dict[int, float] = {}
-    for report in in_order:
-        by_version = {version: rate for version, rate in by_version.items() if version < report.policy_version}
-        if (score := _score(report, by_reward)) is not None:
-            by_version[report.policy_version] = score
+    for each in in_order:
+        by_version = {version: rate for version, rate in by_version.items() if version < each.policy_version}
+        if (score := _score(each, by_reward)) is not None:
+            by_version[each.policy_version] = score
     return sorted(by_version.items())
 
 
@@ -188,7 +180,7 @@ def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, f
 
 
 def curves_by_task(
-    heard: Iterable[Heard[EvalReport]], node: str, public_key: str, recorded: BySet = NO_SETS
+    heard: Iterable[Heard[EvalReport]], node: str, public_key: str, recorded: Sequence[Evaluation] = ()
 ) -> dict[str, list[tuple[int, float]]]:
     """One key's pass rates by dataset, and over all datasets under "", on the held-out set that it
     last reported on; mean rewards where the newest report has no pass rate. Reports with a refused
@@ -197,26 +189,25 @@ def curves_by_task(
     """
     mine = [each for each in heard if each.said.node == node and (each.public_key or "") == public_key]
     mine = [each for each in mine if each.standing is not SignatureStatus.REFUSED]
-    in_order = sorted((each.said for each in mine), key=attrgetter("created_at"))
-    trusted = bool(mine) and mine[-1].standing is SignatureStatus.SIGNED
-    known = recorded.get((in_order[-1].held_out or "", _asked(in_order[-1]))) if trusted else None
-    if not in_order and not public_key and recorded:
-        in_order = list(max(recorded.values(), key=lambda each: each.newest.created_at).every)
-    same_set = [report for report in in_order if report.held_out == in_order[-1].held_out]
+    in_order = sorted((Evaluation.of(each.said) for each in mine), key=attrgetter("at"))
+    if not in_order and not public_key:
+        in_order = [each for each in recorded if each.score is not None]
+    if not in_order:
+        return {}
+    last = in_order[-1]
+    same_set = [each for each in in_order if each.held_out == last.held_out]
     kept = {version for version, _ in _curve(same_set, by_reward=True)}
-    newest = [list(reports)[-1] for _, reports in groupby(same_set, key=attrgetter("policy_version"))]
-    if known is not None and known.base is not None and 0 not in kept:
-        kept.add(0)
-        newest.append(known.base)
-    by_reward = {"": bool(in_order) and in_order[-1].pass_rate is None}
-    by_reward |= {name: each.pass_rate is None for name, each in in_order[-1].per_task.items()} if in_order else {}
+    newest = {each.policy_version: each for each in same_set if each.policy_version in kept}
+    trusted = bool(mine) and mine[-1].standing is SignatureStatus.SIGNED
+    if trusted and 0 not in kept and (base := base_of(recorded, last.of_set)) is not None:
+        newest[0] = base
+    by_reward = {"": last.pass_rate is None} | {name: each.pass_rate is None for name, each in last.per_task.items()}
     curves: dict[str, dict[int, float]] = {}
-    for report in newest:
-        if report.policy_version in kept:
-            of_all = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
-            for dataset, score in {"": of_all, **report.per_task}.items():
-                if (value := _score(score, by_reward.get(dataset, False))) is not None:
-                    curves.setdefault(dataset, {})[report.policy_version] = value
+    for version, each in newest.items():
+        results: dict[str, Evaluation | TaskScore] = {"": each, **each.per_task}
+        for dataset, result in results.items():
+            if (value := _score(result, by_reward.get(dataset, False))) is not None:
+                curves.setdefault(dataset, {})[version] = value
     return {dataset: sorted(curve.items()) for dataset, curve in sorted(curves.items())}
 
 
@@ -251,10 +242,7 @@ def swarm_object(
     nodes = [_node(node, names) for node in swarm.nodes if node.statuses or node.entry is not None or node.lost]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(swarm.known)
-    if ended:
-        own = [report for sets in recorded.values() for each in sets.values() for report in each.every]
-    else:
-        own = [node.evaluation for node in swarm.nodes if node.evaluation is not None]
+    own = recorded if ended else {node.node: [Evaluation.of(node.evaluation)] for node in swarm.nodes if node.evaluation}
     rows = leaderboard(heard, own, known, recorded, ON_RECORD if ended else THIS_SERVER)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)

@@ -22,7 +22,7 @@ from shared.run_records import METRICS_FILE
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.file_names import file_names
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.run_files import ByNode, RecordedScores
+from swarm_cli.observe.run_files import Evaluation, recorded_evaluations
 from swarm_cli.observe.snapshot import SwarmState
 
 CELLS_A_NODE = 5_000
@@ -203,9 +203,8 @@ class RunRecords:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._trained = TrainedFollower()
-        self._scores = RecordedScores()
         self.folders: dict[str, Path] = {}
-        self.scores: ByNode = {}
+        self.scores: dict[str, tuple[Evaluation, ...]] = {}
         self.names = file_names(None, config.tasks)
 
     @property
@@ -227,7 +226,8 @@ class RunRecords:
         self.folders = {node: folder for node, folder in folders.items() if folder is not None}
         run_folder = next((folder.parent for folder in self.folders.values()), None)
         self.names = file_names(run_folder, self._config.tasks)
-        self.scores = self._scores.read(self.folders)
+        found = {node: recorded_evaluations(folder) for node, folder in self.folders.items()}
+        self.scores = {node: evaluations for node, evaluations in found.items() if evaluations}
 
     def _folder(self, view: NodeState, run: str) -> Path | None:
         """The node's folder in the run that it belongs to; None if that is not on this machine."""

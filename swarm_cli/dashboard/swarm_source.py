@@ -29,7 +29,6 @@ from swarm_cli.dashboard.run_records import RunRecords, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.remedies import server_trouble
-from swarm_cli.observe.run_files import NO_SETS
 from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
@@ -230,7 +229,7 @@ class SwarmSource:
             if self._heard_at is None:
                 return 503, NOT_READ_YET
             return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
-        curves = curves_by_task(heard, node, key, self._records.scores.get(node, NO_SETS))
+        curves = curves_by_task(heard, node, key, self._records.scores.get(node, ()))
         groups = self._batches.recent.recent(GROUPS_SENT, node)
         return 200, {
             "node": node,

@@ -99,7 +99,7 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     palette = matplotlib.colormaps["tab10"]
     colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
     evaluations = {folder: read_evaluations(folder) for folder in node_dirs}
-    tasks = sorted({name for node_evaluations in evaluations.values() for each in node_evaluations for name in each.by_task})[
+    tasks = sorted({name for node_evaluations in evaluations.values() for each in node_evaluations for name in each.per_task})[
         :MOST_TASKS
     ]
     names = file_names(node_dirs[0].parent if node_dirs else None)
@@ -127,10 +127,11 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
 def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
     axis.set_title(f"Held-out: {_plain(title)}", fontsize=11)
     axis.set_xlabel("policy version")
-    by_reward = any(name in each[-1].by_reward for each in evaluations.values() if each)
+    newest = [each[-1].per_task[name] for each in evaluations.values() if each and name in each[-1].per_task]
+    by_reward = any(each.pass_rate is None for each in newest)
     axis.set_ylabel("mean reward (no pass defined)" if by_reward else "share of tasks solved")
     for folder, node_evaluations in evaluations.items():
-        points = [(each.policy_version, each.by_task[name]) for each in node_evaluations if name in each.by_task]
+        points = [(each.policy_version, each.per_task[name].score) for each in node_evaluations if name in each.per_task]
         if points:
             axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=_plain(folder.name))
     _finish(axis)

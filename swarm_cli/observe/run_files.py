@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import stat
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
-from shared.contracts.control import EvalReport
+from shared.contracts.control import EvalReport, TaskScore
+from shared.contracts.wire import Count, Reward, Share
 from shared.plain_files import NO_FILE, read_plain_end
 from shared.run_records import EVAL_FILE, METRICS_FILE, read_jsonl, unknown_files
 
@@ -32,23 +31,36 @@ _OF_UPDATES = (
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`; None: no pass is
-    defined for one of the sources, so `mean_reward` counts. `by_task`: the same by dataset, if the
-    file has it; `by_reward`: the datasets whose value there is a mean reward. `unknown`: answers
-    without a known reward, which are not among the `n`.
+    defined for one of the sources, so `mean_reward` counts. `unknown`: answers without a known
+    reward, which are not among the `n`. `at`: Unix time. `held_out`: id of the set; "" if unknown.
     """
 
     policy_version: int
     pass_rate: float | None
     n: int
-    by_task: Mapping[str, float] = field(default_factory=dict)
     mean_reward: float | None = None
-    by_reward: frozenset[str] = frozenset()
     unknown: int = 0
+    at: float = 0.0
+    held_out: str = ""
+    per_task: Mapping[str, TaskScore] = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: EvalReport) -> Evaluation:
-        """The overall result of a report."""
-        return cls(report.policy_version, report.pass_rate, report.n, {}, report.mean_reward, unknown=report.unknown)
+        """The evaluation that a report is about."""
+        return cls(
+            report.policy_version, report.pass_rate, report.n, report.mean_reward, report.unknown, report.created_at,
+            report.held_out or "", report.per_task,
+        )  # fmt: skip
+
+    @property
+    def score(self) -> float | None:
+        """The number by which results are compared; None if no answer has a known reward."""
+        return self.mean_reward if self.pass_rate is None else self.pass_rate
+
+    @property
+    def of_set(self) -> tuple[str, int]:
+        """The held-out set: its id and its number of tasks. Only scores on one set compare."""
+        return self.held_out, self.n + self.unknown
 
     def __str__(self) -> str:
         """The score, such as `0.412`, or `0.412r` for a mean reward (`NO_PASS_SHOWN`)."""
@@ -121,42 +133,89 @@ def _without_huge(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if not isinstance(value, int) or abs(value) < 2**63}
 
 
-def read_evaluations(node_dir: Path) -> list[Evaluation]:
-    """A node's evaluations in order of policy version; if one was repeated, the later
-    line counts. The file is read again only when it has changed.
+EVALUATIONS_KEPT = 2**17
+"""Of a node, the newest."""
+_SETS_KEPT = 64
+_FILES_KEPT = 64
+_read: dict[Path, tuple[tuple[int, int, int], tuple[Evaluation, ...]]] = {}
+"""The evaluations last read from a file, by what told then that it had changed."""
+
+
+class _Score(msgspec.Struct, frozen=True, kw_only=True):
+    """A score as a line or a dataset in it has it. Earlier versions wrote fewer keys."""
+
+    n: Count = 0
+    pass_rate: Share | None = None
+    mean_reward: Reward | None = None
+
+
+class _Line(_Score, frozen=True, kw_only=True):
+    """One line of `eval.jsonl`."""
+
+    policy_version: Count
+    unknown: Count = 0
+    time: Annotated[float, msgspec.Meta(ge=0, le=2**40)] = 0.0
+    held_out: str | None = None
+    per_task: dict[str, Any] = {}
+
+
+def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
+    """A node's evaluations in the order of its file: the newest `EVALUATIONS_KEPT`, and before them
+    the base policy's of each set, against which gains are measured. Lines that no generator writes
+    are skipped. The file is read again only when it has changed.
     """
     file = node_dir / EVAL_FILE
     try:
         found = file.lstat()
     except OSError:
-        return []
-    return list(_evaluations(file, found.st_ino, found.st_size, found.st_mtime_ns))
+        return ()
+    state = found.st_ino, found.st_size, found.st_mtime_ns
+    known = _read.pop(file, None)
+    if known is None or known[0] != state:
+        newest: deque[Evaluation] = deque(maxlen=EVALUATIONS_KEPT)
+        bases: dict[tuple[str, int], Evaluation] = {}
+        for line in read_jsonl(file):
+            if (each := _evaluation(line)) is not None:
+                newest.append(each)
+                if each.policy_version == 0 and (each.of_set in bases or len(bases) < _SETS_KEPT):
+                    bases[each.of_set] = each
+        first = newest[0] if len(newest) == EVALUATIONS_KEPT else None
+        pushed_out = [base for base in bases.values() if base not in newest] if first is not None else []
+        known = state, (*pushed_out, *newest)
+    _read[file] = known
+    while len(_read) > _FILES_KEPT:
+        _read.pop(next(iter(_read)), None)
+    return known[1]
 
 
-@lru_cache(maxsize=64)
-def _evaluations(file: Path, inode: int, size: int, changed: int) -> tuple[Evaluation, ...]:
-    """Read the file; the other arguments are its identity, by which a change is seen."""
-    by_version = {}
-    for line in read_jsonl(file):
-        version: Any = line.get("policy_version")
-        pass_rate: Any = line.get("pass_rate")
-        n: Any = line.get("n", 0)
-        mean: Any = line.get("mean_reward")
-        unknown: Any = line.get("unknown", 0)
-        nothing_known = pass_rate is None and mean is None and _is_number(unknown) and unknown > 0
-        without_pass = pass_rate is None and (_is_number(mean) or nothing_known)
-        if _is_number(version) and (_is_share(pass_rate) or without_pass) and _is_number(n) and n >= 0:
-            by_task, by_reward = _by_task(line.get("per_task"))
-            by_version[int(version)] = Evaluation(
-                int(version),
-                None if without_pass else float(pass_rate),
-                int(n),
-                by_task,
-                float(mean) if _is_number(mean) else None,
-                by_reward,
-                int(unknown) if _is_number(unknown) else 0,
-            )
-    return tuple(by_version[version] for version in sorted(by_version))
+def read_evaluations(node_dir: Path) -> list[Evaluation]:
+    """A node's evaluations in order of policy version; if one was repeated, the later line
+    counts.
+    """
+    by_version = {each.policy_version: each for each in recorded_evaluations(node_dir)}
+    return [by_version[version] for version in sorted(by_version)]
+
+
+def base_of(evaluations: Sequence[Evaluation], of_set: tuple[str, int]) -> Evaluation | None:
+    """The base policy's newest evaluation on a set."""
+    return next((each for each in reversed(evaluations) if each.policy_version == 0 and each.of_set == of_set), None)
+
+
+def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:
+    try:
+        said = msgspec.convert(line, _Line)
+    except msgspec.ValidationError:
+        return None
+    if said.pass_rate is None and said.mean_reward is None and not said.unknown:
+        return None
+    scores = {}
+    for name, result in said.per_task.items():
+        with contextlib.suppress(msgspec.ValidationError):
+            each = msgspec.convert(result, _Score)
+            if (mean := each.pass_rate if each.mean_reward is None else each.mean_reward) is not None:
+                scores[name] = TaskScore(n=each.n, pass_rate=each.pass_rate, mean_reward=mean)
+    mean = said.pass_rate if said.mean_reward is None else said.mean_reward
+    return Evaluation(said.policy_version, said.pass_rate, said.n, mean, said.unknown, said.time, said.held_out or "", scores)
 
 
 def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
@@ -171,122 +230,6 @@ def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
     return counts
 
 
-def _by_task(scores: Any) -> tuple[dict[str, float], frozenset[str]]:
-    """The results by dataset, and which of them are mean rewards."""
-    if not isinstance(scores, dict):
-        return {}, frozenset()
-    found: dict[str, float] = {}
-    by_reward = set()
-    for name, score in sorted(scores.items()):
-        rate: Any
-        mean: Any
-        rate, mean = (score.get("pass_rate"), score.get("mean_reward")) if isinstance(score, dict) else (None, None)
-        if _is_share(rate):
-            found[name] = float(rate)
-        elif rate is None and _is_number(mean):
-            found[name] = float(mean)
-            by_reward.add(name)
-    return found, frozenset(by_reward)
-
-
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 1
-
-
 def _is_number(value: Any) -> bool:
     """Whether `value` is a number that fits into 64 bits, which JSON's need not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
-
-
-# Scores by held-out set, for the leaderboard. The swarm may not have them: a verifier passes on the
-# newest evaluation every two seconds, and a short run has several in that time; the last one of a
-# run may come when its verifier has ended; and a node without a swarm passes on none.
-
-SETS_KEPT = 64
-TASKS_KEPT = 8
-REPORTS_KEPT = 4096
-"""The newest of a node and set."""
-
-
-class Recorded(NamedTuple):
-    """A node's scores on one held-out set. newest: the last one that it recorded; every: the newest
-    `REPORTS_KEPT` in the order of the file, and before them the base policy's.
-    """
-
-    base: EvalReport | None
-    newest: EvalReport
-    every: tuple[EvalReport, ...] = ()
-
-
-BySet = Mapping[tuple[str, int], Recorded]
-"""By the id of the held-out set ("" if unknown) and the number of tasks."""
-ByNode = Mapping[str, BySet]
-NO_SETS: BySet = {}
-NO_NODES: ByNode = {}
-
-
-class RecordedScores:
-    """Reads a node's file again when it has changed."""
-
-    def __init__(self) -> None:
-        self._read: dict[tuple[str, Path], tuple[tuple[int, int], dict[tuple[str, int], Recorded]]] = {}
-
-    def read(self, folders: Mapping[str, Path]) -> dict[str, BySet]:
-        """The scores in these folders, by node. If the base policy was evaluated on a set again,
-        the later line counts.
-        """
-        self._read = {each: found for each in folders.items() if (found := self._of(*each)) is not None}
-        return {node: found for (node, _), (_, found) in self._read.items()}
-
-    def _of(self, node: str, folder: Path) -> tuple[tuple[int, int], dict[tuple[str, int], Recorded]] | None:
-        """The file's identity, by which a change is seen, and its scores."""
-        try:
-            found = (folder / EVAL_FILE).lstat()
-            if not stat.S_ISREG(found.st_mode):
-                return None
-            state = found.st_ino, found.st_size
-            known = self._read.get((node, folder))
-            return known if known is not None and known[0] == state else (state, _scores(node, folder))
-        except OSError:
-            return None
-
-
-def _scores(node: str, folder: Path) -> dict[tuple[str, int], Recorded]:
-    scores: dict[tuple[str, int], Recorded] = {}
-    every: dict[tuple[str, int], deque[EvalReport]] = {}
-    for each in read_jsonl(folder / EVAL_FILE):
-        try:
-            report = _report(node, each)
-        except (msgspec.ValidationError, TypeError):
-            continue
-        key = (report.held_out or "", report.n + report.unknown)
-        if key in scores or len(scores) < SETS_KEPT:
-            before = scores[key].base if key in scores else None
-            scores[key] = Recorded(report if report.policy_version == 0 else before, report)
-            every.setdefault(key, deque(maxlen=REPORTS_KEPT)).append(report)
-    return {key: each._replace(every=_with_base(each.base, every[key])) for key, each in scores.items()}
-
-
-def _with_base(base: EvalReport | None, newest: Sequence[EvalReport]) -> tuple[EvalReport, ...]:
-    """The newest reports, and the base policy's first if newer ones have pushed it out: every gain
-    is measured against it.
-    """
-    return (base, *newest) if base is not None and base not in newest else tuple(newest)
-
-
-def _report(node: str, line: Mapping[str, Any]) -> EvalReport:
-    """The report of which the generator wrote this line. Earlier versions wrote fewer keys."""
-    per_task = line.get("per_task", {})
-    said = {
-        "node": node,
-        "policy_version": line.get("policy_version"),
-        "created_at": line.get("time", 0.0),
-        "n": line.get("n"),
-        "pass_rate": line.get("pass_rate"),
-        "mean_reward": line.get("mean_reward", line.get("pass_rate")),
-        "unknown": line.get("unknown", 0),
-        "per_task": dict(list(per_task.items())[:TASKS_KEPT]) if isinstance(per_task, dict) else {},
-        "seconds": line.get("seconds", 0.0),
-        "held_out": line.get("held_out"),
-    }
-    return msgspec.convert(said, EvalReport)

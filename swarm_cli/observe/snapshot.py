@@ -34,7 +34,7 @@ from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamSta
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, with_places
 from swarm_cli.observe.node_state import NodeState, StreamFill
-from swarm_cli.observe.run_files import Evaluation, RecordedScores, newest_step, read_evaluations, read_unknown
+from swarm_cli.observe.run_files import Evaluation, newest_step, read_evaluations, read_unknown, recorded_evaluations
 from swarm_cli.runs import RunEnd, running_since
 
 NODES_SHOWN = 100
@@ -612,13 +612,13 @@ def _is_node(folder: Path) -> bool:
 
 def _ended_node(folder: Path, end: RunEnd) -> NodeState:
     node = folder.name
-    reports = [each.newest for each in RecordedScores().read({node: folder}).get(node, {}).values()]
-    evaluation = max(reports, key=lambda report: report.created_at, default=None)
+    recorded = recorded_evaluations(folder)
+    newest = recorded[-1] if recorded else None
     step = newest_step(folder).get("step", 0)
     step = step if isinstance(step, int) and step >= 0 else 0
     figures: dict[Role, dict[str, float]] = {"verifier": _unknown_rewards(folder)}
-    if evaluation is not None and evaluation.unknown:
-        figures["generator"] = {StatusFigure.EVAL_UNKNOWN: float(evaluation.unknown)}
+    if newest is not None and newest.unknown:
+        figures["generator"] = {StatusFigure.EVAL_UNKNOWN: float(newest.unknown)}
     statuses = [
         ServiceStatus(
             node=node, role=role, replica="0", pid=0, host=socket.gethostname(), state=STOPPED, started_at=0.0,
@@ -628,10 +628,10 @@ def _ended_node(folder: Path, end: RunEnd) -> NodeState:
         for role in ROLES
     ]  # fmt: skip
     position = TrainerPosition(policy_version=step, consumed_local=0, finished=end.how == "complete")
-    version = max(step, evaluation.policy_version if evaluation is not None else 0)
+    version = max(step, newest.policy_version if newest is not None else 0)
     return NodeState(
-        node, tuple(statuses), position, evaluation=evaluation, run=folder.parent.name, recorded_version=version, at=time.time(),
-        scores=held_out_history(evaluation, [], read_evaluations(folder)),
+        node, tuple(statuses), position, run=folder.parent.name, recorded_version=version, at=time.time(),
+        scores=tuple(read_evaluations(folder)),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.observe.run_files import RecordedScores
+from swarm_cli.observe.run_files import recorded_evaluations
 from swarm_cli.observe.snapshot import ended_run
 from swarm_cli.runs import RunNote, StartOptions, read_end, write_end, write_note
 from swarm_cli.target import looking_at
@@ -172,7 +172,7 @@ def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_liv
     assert left in out and held_out in out
     end = read_end(folder)
     assert end is not None
-    recorded = RecordedScores().read({"alpha": folder / "alpha"})
+    recorded = {"alpha": recorded_evaluations(folder / "alpha")}
     page = swarm_object(ended_run(folder, end), [], RecentGroups(), recorded=recorded, ended=True)
     (node,), (row,) = page["nodes"], page["leaderboard"]
     assert any(left in words for words in node["rewards"]) and any(held_out in words for words in node["rewards"])

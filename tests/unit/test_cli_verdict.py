@@ -189,7 +189,7 @@ def test_a_nodes_files_are_read_and_a_node_without_any_is_left_out(tmp_path: Pat
     (tmp_path / "alpha" / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (told, remedy) = run_verdicts(tmp_path, ["alpha", "beta"])
     assert told.startswith("alpha: LEARNING FAILS: held-out fell below") and "remedy" in remedy
-    assert [each.by_task for each in read_evaluations(tmp_path / "alpha")] == [{"gcd": 0.045}, {"gcd": 0.0}]
+    assert [each.per_task["gcd"].score for each in read_evaluations(tmp_path / "alpha")] == [0.045, 0.0]
 
 
 @pytest.mark.slow

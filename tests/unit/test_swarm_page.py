@@ -45,7 +45,7 @@ from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, BatchFollower, Rece
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.observe import run_files
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.run_files import ByNode, RecordedScores
+from swarm_cli.observe.run_files import Evaluation, base_of, recorded_evaluations
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.target import Following, Target
 from tests.nats_server import own_plane
@@ -165,9 +165,9 @@ def test_a_key_has_rows_for_its_newest_sets_only_however_many_it_names() -> None
 
 
 def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server() -> None:
-    (row,) = leaderboard([], [report("alpha", 0, 0.25)])
+    (row,) = leaderboard([], own(report("alpha", 0, 0.25)))
     assert (row.standing, row.trusted, row.newest, row.gain) == (THIS_SERVER, True, 0.25, 0.0)
-    assert leaderboard([signed("alpha", 1, 0.5)], [report("alpha", 0, 0.25)])[0].newest == 0.5
+    assert leaderboard([signed("alpha", 1, 0.5)], own(report("alpha", 0, 0.25)))[0].newest == 0.5
 
 
 def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tmp_path: Path) -> None:
@@ -175,30 +175,35 @@ def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tm
     other, newest = eval_line(report("alpha", 0, 0.9, held_out="b" * 64)), eval_line(report("alpha", 4, 0.5))
     lines = [eval_line(report("alpha", 0, 0.125)), other, newest, {"policy_version": 0, "pass_rate": "x", "n": 8}]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"policy_ver')
-    scores = RecordedScores()
-    found = scores.read({"alpha": tmp_path, "beta": tmp_path / "beta"})
-    assert {each: known.base.pass_rate for each, known in found["alpha"].items() if known.base} == {
-        ("a" * 64, 8): 0.125, ("b" * 64, 8): 0.9,
-    } and "beta" not in found  # fmt: skip
-    for heard, own in (([signed("alpha", 4, 0.5)], []), ([], [report("alpha", 4, 0.5)])):
-        (row,) = leaderboard(heard, own, recorded=found)
+    found = {"alpha": recorded_evaluations(tmp_path)}
+    for held_out, rate in (("a" * 64, 0.125), ("b" * 64, 0.9)):
+        base = base_of(found["alpha"], (held_out, 8))
+        assert base is not None and base.pass_rate == rate
+    assert recorded_evaluations(tmp_path / "beta") == ()
+    for heard, mine in (([signed("alpha", 4, 0.5)], {}), ([], own(report("alpha", 4, 0.5)))):
+        (row,) = leaderboard(heard, mine, recorded=found)
         assert (row.base, row.gain, row.curve) == (0.125, 0.375, ((0, 0.125), (4, 0.5)))
     (forged,) = leaderboard([Heard(report("alpha", 4, 0.5), SignatureStatus.UNSIGNED)], recorded=found)
     assert forged.base is None, "somebody else's score has nothing to do with this node's records"
     assert leaderboard([signed("alpha", 0, 0.2), signed("alpha", 4, 0.5)], recorded=found)[0].base == 0.2
     with (tmp_path / "eval.jsonl").open("a") as file:
         file.write("\n" + json.dumps(eval_line(report("alpha", 0, 0.25))) + "\n")
-    again = scores.read({"alpha": tmp_path})["alpha"]["a" * 64, 8].base
+    again = base_of(recorded_evaluations(tmp_path), ("a" * 64, 8))
     assert again is not None and again.pass_rate == 0.25
 
 
-def recorded(folder: Path, *reports: EvalReport) -> ByNode:
+def recorded(folder: Path, *reports: EvalReport) -> tuple[Evaluation, ...]:
+    folder.mkdir(exist_ok=True)
     (folder / "eval.jsonl").write_text("".join(json.dumps(eval_line(each)) + "\n" for each in reports))
-    return RecordedScores().read({"alpha": folder})
+    return recorded_evaluations(folder)
+
+
+def own(report: EvalReport) -> dict[str, list[Evaluation]]:
+    return {report.node: [Evaluation.of(report)]}
 
 
 def test_a_nodes_curve_begins_with_the_base_policy_that_no_report_says(tmp_path: Path) -> None:
-    known = recorded(tmp_path, report("alpha", 0, 0.125), report("alpha", 4, 0.5))["alpha"]
+    known = recorded(tmp_path, report("alpha", 0, 0.125), report("alpha", 4, 0.5))
     assert curves_by_task([signed("alpha", 4, 0.5)], "alpha", "Ualpha", known) == {"": [(0, 0.125), (4, 0.5)]}
     assert curves_by_task([signed("alpha", 0, 0.25), signed("alpha", 4, 0.5)], "alpha", "Ualpha", known)[""][0] == (0, 0.25)
     forged = Heard(report("alpha", 4, 0.5), SignatureStatus.UNSIGNED, "Ualpha")
@@ -212,15 +217,15 @@ def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Pa
     scores are kept, and the base policy's.
     """
     reports = [report("alpha", version, rate) for version, rate in ((0, 0.125), (4, 0.5), (6, 0.75))]
-    whole = recorded(tmp_path, *reports)
-    monkeypatch.setattr(run_files, "REPORTS_KEPT", 2)
-    shortened = recorded(tmp_path, *reports)
+    whole = recorded(tmp_path / "whole", *reports)
+    monkeypatch.setattr(run_files, "EVALUATIONS_KEPT", 2)
+    shortened = recorded(tmp_path / "shortened", *reports)
     for known in (whole, shortened):
-        assert known["alpha"]["a" * 64, 8].every == tuple(reports)
-        (row,) = leaderboard([], reports, recorded=known)
+        assert known == tuple(map(Evaluation.of, reports))
+        (row,) = leaderboard([], {"alpha": known}, recorded={"alpha": known})
         assert (row.newest, row.policy_version, row.gain, row.curve) == (0.75, 6, 0.625, ((0, 0.125), (4, 0.5), (6, 0.75)))
-        assert curves_by_task([], "alpha", "", known["alpha"])[""] == [(0, 0.125), (4, 0.5), (6, 0.75)]
-    assert curves_by_task([], "alpha", "Uother", whole["alpha"]) == {}, "another key's are not on record"
+        assert curves_by_task([], "alpha", "", known)[""] == [(0, 0.125), (4, 0.5), (6, 0.75)]
+    assert curves_by_task([], "alpha", "Uother", whole) == {}, "another key's are not on record"
 
 
 def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:
