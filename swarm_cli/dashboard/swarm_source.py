@@ -37,7 +37,6 @@ from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Following, run_here
 
 CONNECT_S = 3.0
-LOOK_S = 15.0
 BATCHES_S = 10.0
 """Time for reading batches after a look; the rest is left for the next look."""
 ASKED_S = 10.0
@@ -92,21 +91,11 @@ class SwarmSource:
         target, var_dir = self._following.target, self._config.node.var_dir
         if target.ended is not None:
             return await self._look_at_records(target.run, target.ended)
-        run = run_here(var_dir, target)
         try:
-            async with asyncio.timeout(LOOK_S):
-                snapshot = await take_snapshot(
-                    self._config,
-                    target.node_url,
-                    target.swarm_url,
-                    [],
-                    timeout_s=CONNECT_S,
-                    evaluations=self._scores,
-                    most=NODES_LOOKED_AT,
-                    run=run,
-                    swarm_id=target.swarm_id,
-                )
-        except (NotConnected, TimeoutError) as error:
+            snapshot = await take_snapshot(
+                self._config, target, [], timeout_s=CONNECT_S, evaluations=self._scores, most=NODES_LOOKED_AT
+            )
+        except NotConnected as error:
             hangs = await asyncio.to_thread(silent_server, var_dir, target.node_url)
             end = None if hangs or self._heard_at is None else self._following.end
             if end is not None:
@@ -119,7 +108,7 @@ class SwarmSource:
         if others or self._recorded is not None or not self._runs.keys() <= {*runs, *snapshot.earlier}:
             self._forget()  # another store or another run is at this address now, or the run goes on
         self._swarm, self._heard_at, self._runs, self._recorded = snapshot.swarm, snapshot.at, runs, None
-        await asyncio.to_thread(self._records.read, snapshot, run)
+        await asyncio.to_thread(self._records.read, snapshot, run_here(var_dir, target))
         self._server = await asyncio.to_thread(server_trouble, snapshot.here, var_dir, target)
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
@@ -196,7 +185,7 @@ class SwarmSource:
         """Record that no server answers. What was seen last stays. hangs: as of `silent_server`."""
         before = None if hangs or self._heard_at is not None else self._following.before
         # The server of a run that has ended is not missing: it ended with the run.
-        silent = "" if before is not None else str(error) or f"it took longer than {LOOK_S:.0f} s to answer"
+        silent = "" if before is not None else str(error)
         problem = visible(hangs or self._following.instead or silent, 1000)
         state = "ended" if before is not None else "waiting" if self._heard_at is None else "lost"
         server = visible(self._following.target.node_url, 120)

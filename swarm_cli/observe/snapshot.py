@@ -36,6 +36,7 @@ from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, wi
 from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.run_files import Evaluation, newest_step, read_evaluations, read_unknown, recorded_evaluations
 from swarm_cli.runs import RunEnd, running_since
+from swarm_cli.target import Target, run_here
 
 NODES_SHOWN = 100
 """The most nodes shown by default: first those on this server, then the directory's
@@ -43,6 +44,8 @@ newest entries.
 """
 UNSIGNED_SHOWN = 10
 """The most unsigned names of a hub shown: anybody who reaches an open one can invent any number."""
+LOOK_S = 15.0
+"""If a look takes longer, the server is taken to be gone."""
 HUB_S = 30.0
 """If a look at a hub takes longer, the server is taken to be gone."""
 NAMES_TOLD = 8
@@ -112,33 +115,44 @@ class SwarmState:
 
 async def take_snapshot(
     config: NodeConfig,
-    node_url: str,
-    swarm_url: str | None,
+    target: Target,
     names: Sequence[str],
     *,
     timeout_s: float,
+    within_s: float = LOOK_S,
     evaluations: EvaluationLog | None = None,
     most: int = NODES_SHOWN,
-    run: str = "",
-    swarm_id: str = "",
 ) -> SwarmState:
     """Look at `names`; if empty, at up to `most` of the nodes on this server and in the directory,
-    without those that another run than `run` left on the server. Also updates `evaluations`. run,
-    swarm_id: the run that is looked at and its swarm, "" if they are not known.
+    without those that another run left on the server. Also updates `evaluations`. A run that has
+    ended is looked at in its records. timeout_s: of each connection.
 
     Raises:
         CommandError: one of `names` is none.
         NoSuchNode: there is no node of one of these names.
-        NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached, or that
-            lets this user in no more, is part of the snapshot.
+        NotConnected, AccessDenied: of the node plane; also if the look takes longer than
+            `within_s`. A swarm plane that cannot be reached, or that lets this user in no more, is
+            part of the snapshot.
     """
+    if target.ended is not None:
+        return await asyncio.to_thread(ended_run, config.node.var_dir / "runs" / target.run, target.ended, names)
+    try:
+        async with asyncio.timeout(within_s):
+            return await _look(config, target, names, timeout_s, evaluations, most)
+    except TimeoutError:
+        raise NotConnected(f"{target.node_url} took longer than {within_s:.0f} s to answer") from None
+
+
+async def _look(
+    config: NodeConfig, target: Target, names: Sequence[str], timeout_s: float, evaluations: EvaluationLog | None, most: int
+) -> SwarmState:
     for name in names:
         checked_node(name)
-    runs = config.node.var_dir / "runs"
+    runs, run = config.node.var_dir / "runs", run_here(config.node.var_dir, target)
     run_dir = runs / run if run else None
-    node_plane = await connect_node_plane(config, OPERATOR, timeout_s=timeout_s, url=node_url)
+    node_plane = await connect_node_plane(config, OPERATOR, timeout_s=timeout_s, url=target.node_url)
     try:
-        swarm_plane, problem, denied = await _try_connect(config, swarm_url, timeout_s)
+        swarm_plane, problem, denied = await _try_connect(config, target.swarm_url, timeout_s)
         try:
             lost = await lost_streams(node_plane, run_dir) if run_dir else {}
             here = await nodes_here(node_plane) | lost.keys()
@@ -148,7 +162,7 @@ async def take_snapshot(
             listed = await read_directory(swarm_plane, names or [*sorted(here), *known][:most]) if swarm_plane else Directory()
             if unknown := [name for name in names if name not in here and name not in listed.payloads]:
                 there = list(dict.fromkeys([*sorted(here), *listed.names]))
-                raise NoSuchNode(unknown, there, swarm_url is not None and swarm_plane is None)
+                raise NoSuchNode(unknown, there, target.swarm_url is not None and swarm_plane is None)
             wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most, known)
             # The directory also lists nodes whose node plane is on another server, or in an account
             # that this user cannot see.
@@ -165,7 +179,7 @@ async def take_snapshot(
             ]
             nodes += [NodeState(name, at=at, elsewhere=True) for name in wanted if name not in here]
             nodes = [replace(node, entry=listed.entry(node.node)) for node in nodes]
-            configured = config.nats.swarm_id if config.nats.swarm_id != DEFAULT_SWARM_ID else swarm_id or DEFAULT_SWARM_ID
+            configured = configured_swarm(config) or target.swarm_id or DEFAULT_SWARM_ID
             swarm = swarm_of(nodes, here, configured, at, evaluations)
             if swarm_plane and evaluations:
                 await evaluations.follow(swarm_plane, swarm)
@@ -182,7 +196,7 @@ async def take_snapshot(
         at,
         tuple(_with_scores(node, reports, unsigned, runs, run) for node in nodes),
         tuple(swarm_streams),
-        None if swarm_url is None else swarm_plane is not None,
+        None if target.swarm_url is None else swarm_plane is not None,
         left_out,
         listed.unreadable,
         swarm,
@@ -577,14 +591,14 @@ async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> 
 _NODES_NAMED = 20
 
 
-def ended_run(folder: Path, end: RunEnd, nodes: list[str] | None = None) -> SwarmState:
+def ended_run(folder: Path, end: RunEnd, nodes: Sequence[str] = ()) -> SwarmState:
     """The nodes of the run in `folder` as they were at its end; only `nodes` if some are named.
 
     Raises:
         CommandError: the run has no node of such a name.
     """
     there = nodes_on_record(folder)
-    if unknown := [name for name in nodes or [] if name not in there]:
+    if unknown := [name for name in nodes if name not in there]:
         raise no_records(folder, unknown)
     return SwarmState(time.time(), tuple(_ended_node(folder / name, end) for name in there if not nodes or name in nodes))
 

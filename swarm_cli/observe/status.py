@@ -42,13 +42,15 @@ from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, ro
 from swarm_cli.observe.node_lines import elsewhere_table, node_lines
 from swarm_cli.observe.node_state import NodeState, StreamFill, duration
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
-from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, ended_run, look_at_hub, take_snapshot
+from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, look_at_hub, take_snapshot
 from swarm_cli.runs import RunEnd, afterwards, newest_ended
 from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at, run_here
+from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at
 
 NAMES_A_LINE = 5
-CONNECT_S = 10.0
+CONNECT_S, HUB_CONNECT_S = 5.0, 10.0
+STATUS_S = 60.0
+"""For a look at a hundred nodes over a slow line."""
 
 
 def status(
@@ -101,23 +103,22 @@ def status(
         show(snapshot, terminal(), folder_here(node_config.node.var_dir, target), server)
     if end is not None:
         raise typer.Exit(end[1].exit_code)
-    if not any(node.statuses or (nodes and node.elsewhere) for node in snapshot.nodes):
-        if as_json or server:
-            raise typer.Exit(1)
-        raise CommandError(f"{NO_STATUS if snapshot.nodes else NOBODY}: {START}")
+    refuse_nothing_seen(snapshot, named=bool(nodes), told=as_json or bool(server))
+
+
+def refuse_nothing_seen(snapshot: SwarmState, *, named: bool, told: bool) -> None:
+    """End with code 1 if no process has reported. named: nodes were. told: the cause is printed."""
+    if any(node.statuses or (named and node.elsewhere) for node in snapshot.nodes):
+        return
+    raise typer.Exit(1) if told else CommandError(f"{NO_STATUS if snapshot.nodes else NOBODY}: {START}")
 
 
 async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmState:
-    if target.ended is not None:
-        return ended_run(config.node.var_dir / "runs" / target.run, target.ended, nodes)
     try:
         reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
     except CommandError:  # no roster on this machine, as in the operator's pod: nobody's scores can be checked
         reports = None
-    run = run_here(config.node.var_dir, target)
-    return await take_snapshot(
-        config, target.node_url, target.swarm_url, nodes, timeout_s=5.0, evaluations=reports, run=run, swarm_id=target.swarm_id
-    )
+    return await take_snapshot(config, target, nodes, timeout_s=CONNECT_S, within_s=STATUS_S, evaluations=reports)
 
 
 def _end_of(config: NodeConfig, target: Target, snapshot: SwarmState) -> tuple[str, RunEnd] | None:
@@ -237,11 +238,17 @@ def show(snapshot: SwarmState, console: Console, run: Path | None = None, server
         console.print(_streams(fills))
     for line in [*omissions(snapshot), *_unprotected(snapshot.here), *_unwritten(snapshot.here)]:
         console.print(line, soft_wrap=True)
-    if snapshot.swarm_denied:
-        console.print("the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)", soft_wrap=True)
-    elif snapshot.swarm_reachable is False:
-        console.print("the swarm plane cannot be reached; nodes train alone until it is back", soft_wrap=True)
+    if words := swarm_trouble(snapshot):
+        console.print(words, soft_wrap=True)
+    if snapshot.swarm_problem and not snapshot.swarm_denied:
         console.print(visible(snapshot.swarm_problem), highlight=False, soft_wrap=True)
+
+
+def swarm_trouble(snapshot: SwarmState) -> str:
+    """Why the swarm's streams are not shown; empty if they are, or there is no swarm."""
+    if snapshot.swarm_denied:
+        return "the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)"
+    return "" if snapshot.swarm_reachable is not False else "the swarm plane cannot be reached; nodes train alone until it is back"
 
 
 def _streams(fills: Sequence[StreamFill]) -> Table:
@@ -350,7 +357,7 @@ class Hub:
         return await connect(
             self.url,
             name="observer",
-            timeout_s=CONNECT_S,
+            timeout_s=HUB_CONNECT_S,
             key_file=self.key_file or None,
             ca_file=self.ca_file or None,
             inbox_prefix=f"_INBOX_{self.user}",

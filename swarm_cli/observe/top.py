@@ -26,20 +26,17 @@ from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import count, note, terminal
-from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_lines import elsewhere_table, node_lines
 from swarm_cli.observe.node_state import NodeState, StepRate
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
-from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmState, ended_run, take_snapshot
-from swarm_cli.observe.status import show
+from swarm_cli.observe.snapshot import NOBODY, START, NoSuchNode, SwarmState, take_snapshot
+from swarm_cli.observe.status import refuse_nothing_seen, show, swarm_trouble
 from swarm_cli.runs import afterwards
 from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.target import Following, LookRunOption, check_listening, ended_here, looking_at, run_here
+from swarm_cli.target import Following, LookRunOption, check_listening, ended_here, looking_at
 
 CONNECT_S = 3.0
-LOOK_S = 15.0
-"""If a look takes longer, the server is taken to be gone."""
 T = TypeVar("T")
 QUIT_KEYS = (b"q", b"Q", b"\x04", b"\x1b")
 _FIRST = {"bad": 0, "warn": 1, "good": 2, "rest": 3}
@@ -59,14 +56,10 @@ def top(
     """
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
-        if target.ended is not None:  # nothing of it changes any more
-            note(target.ended.sentence(target.run, time.time()))
-            show(ended_run(node_config.node.var_dir / "runs" / target.run, target.ended, nodes), terminal())
-            return
         fixed = bool(run or node_url or swarm_url)
         view = Top(node_config, nodes or [], Following(node_config, target, fixed=fixed))
         console = terminal(fit=True)
-        if once or not (console.is_terminal and sys.stdin.isatty()):
+        if target.ended is not None or once or not (console.is_terminal and sys.stdin.isatty()):
             asyncio.run(view.once(terminal()))
         else:
             asyncio.run(view.live(console, every_s))
@@ -75,7 +68,7 @@ def top(
 def screen(
     swarm: SwarmState,
     *,
-    height: int | None,
+    height: int,
     headline: str,
     width: int = 80,
     notice: str = "",
@@ -83,10 +76,10 @@ def screen(
     closing: str = "",
     age_s: float = 0.0,
 ) -> RenderableType:
-    """The whole screen. height: in lines; None: unlimited. notice: what is wrong with the view
-    itself or, if `calm`, a message that is no cause for concern. closing: a last sentence; of a
-    screen `width` columns wide, both take as many lines as they need. age_s: how old the values
-    are, if the server has not answered since.
+    """The whole screen. height: in lines. notice: what is wrong with the view itself or, if `calm`,
+    a message that is no cause for concern. closing: a last sentence; of a screen `width` columns
+    wide, both take as many lines as they need. age_s: how old the values are, if the server has not
+    answered since.
     """
     clock = time.strftime("%H:%M:%S", time.localtime(swarm.at))
     parts: list[RenderableType] = [
@@ -100,8 +93,8 @@ def screen(
     elsewhere = [node for node in swarm.nodes if node.elsewhere]
     told = sum(-(-len(text) // width) for text in (visible(notice), visible(closing)))
     rest = 2 + told + (len(elsewhere) + 1 if elsewhere else 0)
-    lines = _lines(here, None if height is None else max(1, height - rest), fresh=age_s <= 0)
-    for line in (parts[0], *lines) if height is not None else ():
+    lines = _lines(here, max(1, height - rest), fresh=age_s <= 0)
+    for line in (parts[0], *lines):
         if isinstance(line, Text):
             line.no_wrap, line.overflow = True, "ellipsis"
     parts += lines
@@ -113,12 +106,12 @@ def screen(
     return Group(*parts)
 
 
-def _lines(nodes: Sequence[NodeState], most: int | None, *, fresh: bool) -> list[Text]:
+def _lines(nodes: Sequence[NodeState], most: int, *, fresh: bool) -> list[Text]:
     """Three lines a node; one where three do not fit, and of too many nodes the last are only
     counted.
     """
     each = [node_lines(node, fresh=fresh) for node in nodes]
-    if most is None or sum(map(len, each)) <= most:
+    if sum(map(len, each)) <= most:
         return [line for lines in each for line in lines]
     short = [lines[0].append("  ").append(lines[-1]) if len(lines) > 1 else lines[0] for lines in each]
     left = len(short) - most + 1
@@ -132,10 +125,8 @@ def _lines(nodes: Sequence[NodeState], most: int | None, *, fresh: bool) -> list
 def _swarm_line(swarm: SwarmState) -> Text:
     if swarm.swarm_reachable is None:
         return Text("no swarm plane: these nodes train alone", style="dim")
-    if swarm.swarm_denied:
-        return Text("the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)", style="dim")
-    if not swarm.swarm_reachable:
-        return Text("the swarm plane cannot be reached; nodes train alone until it is back", style="bold yellow")
+    if words := swarm_trouble(swarm):
+        return Text(words, style="dim" if swarm.swarm_denied else "bold yellow")
     fills = "  ".join(f"{fill.stream.lower()} {fill.state.messages:,}" for fill in swarm.swarm_streams)
     text = Text(f"shared streams  {fills}", style="dim")
     if swarm.left_out:
@@ -163,16 +154,15 @@ class Top:
         self._server = ""
 
     async def once(self, console: Console) -> None:
-        """Print one look."""
-        check_listening(self._config.node.var_dir, self._following.target)
+        """Print one look, as `swarm status` does; of a run that has ended its records."""
+        target, var_dir = self._following.target, self._config.node.var_dir
+        if target.ended is not None:
+            note(target.ended.sentence(target.run, time.time()))
+        else:
+            check_listening(var_dir, target)
         seen = await self.look()
-        console.print(
-            screen(seen, height=None, headline=self._headline, notice=self._server, closing=self._closing), soft_wrap=True
-        )
-        if not any(node.statuses or (self._nodes and node.elsewhere) for node in seen.nodes):
-            if self._server:
-                raise typer.Exit(1)
-            raise CommandError(f"{NO_STATUS if seen.nodes else NOBODY}: {START}")
+        show(seen, console, folder_here(var_dir, target), self._server)
+        refuse_nothing_seen(seen, named=bool(self._nodes), told=bool(self._server))
 
     async def live(self, console: Console, every_s: float) -> None:
         """Look every `every_s` until a key ends it. If the server does not answer, keep trying."""
@@ -206,23 +196,10 @@ class Top:
             NotConnected: the node plane does not answer.
             AccessDenied: it does not admit this user.
         """
-        target, var_dir = self._following.target, self._config.node.var_dir
-        try:
-            async with asyncio.timeout(LOOK_S):
-                seen = await take_snapshot(
-                    self._config,
-                    target.node_url,
-                    target.swarm_url,
-                    self._nodes,
-                    timeout_s=CONNECT_S,
-                    evaluations=self._reports,
-                    run=run_here(var_dir, target),
-                    swarm_id=target.swarm_id,
-                )
-        except TimeoutError:
-            raise NotConnected(f"{target.node_url} took longer than {LOOK_S:.0f} s to answer") from None
+        target = self._following.target
+        seen = await take_snapshot(self._config, target, self._nodes, timeout_s=CONNECT_S, evaluations=self._reports)
         self._heard_at = time.time()
-        self._server = await asyncio.to_thread(server_trouble, seen.here, var_dir, target)
+        self._server = await asyncio.to_thread(server_trouble, seen.here, self._config.node.var_dir, target)
         self._seen = replace(seen, nodes=tuple(self._rated(node) for node in seen.nodes))
         return self._seen
 

@@ -302,7 +302,7 @@ def test_what_an_earlier_run_left_on_a_server_is_not_shown_under_a_later_runs_na
             assert (code, list(told["nodes"]), told["of_earlier_runs"]) == (0, ["gamma"], ["alpha", "beta"])
             assert list(json.loads(swarm("status", "--json", "alpha")[1])["nodes"]) == ["alpha"], "who names it sees it"
             _, out, _ = swarm("top", "--once")
-            assert "gamma" in out and "alpha" not in out
+            assert "gamma" in out and "as earlier runs left them on this server: alpha, beta" in out
             code, out, err = swarm("rollouts", "alpha", "--trained", "--json")
             assert code == 0 and out == "" and "no group in the batches of alpha matches" in err, "its own run has no such record"
             shown = Dashboard("", var_dir=tmp_path)

@@ -42,13 +42,13 @@ async def test_a_node_is_shown_to_whoever_has_no_key_for_the_swarm(planes: tuple
     await ensure_node_streams(plane, "alpha")
     await plane.close()
     with pytest.raises(NoSuchNode, match="could not be read.*the nodes there are alpha"):
-        await take_snapshot(load_config(DEMO_CONFIG), node.url, hub.url, ["beta"], timeout_s=5.0)
-    snapshot = await take_snapshot(load_config(DEMO_CONFIG), node.url, hub.url, ["alpha"], timeout_s=5.0)
+        await take_snapshot(load_config(DEMO_CONFIG), Target(node.url, hub.url), ["beta"], timeout_s=5.0)
+    snapshot = await take_snapshot(load_config(DEMO_CONFIG), Target(node.url, hub.url), ["alpha"], timeout_s=5.0)
     assert [each.node for each in snapshot.nodes] == ["alpha"] and snapshot.swarm_denied
     written = io.StringIO()
     show(snapshot, Console(file=written, width=300))
     on_screen = io.StringIO()
-    Console(file=on_screen, width=300).print(screen(snapshot, height=None, width=300, headline=node.url))
+    Console(file=on_screen, width=300).print(screen(snapshot, height=40, width=300, headline=node.url))
     for said in (written.getvalue(), on_screen.getvalue()):
         assert "refuses this command (nats.swarm_key_file)" in said and "train alone" not in said
 

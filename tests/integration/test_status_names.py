@@ -19,6 +19,7 @@ from shared.transport.connect import connect
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.snapshot import take_snapshot
 from swarm_cli.observe.status import show
+from swarm_cli.target import Target
 
 
 async def test_a_node_in_a_cluster_holds_its_name_alone_unless_this_machine_has_a_node_of_that_name(
@@ -33,7 +34,7 @@ async def test_a_node_in_a_cluster_holds_its_name_alone_unless_this_machine_has_
 
     async def seen() -> tuple[str, list[str]]:
         config = load_config(DEMO_CONFIG, overrides={"node": {"var_dir": str(tmp_path)}})
-        snapshot = await take_snapshot(config, nats_url, nats_url, ["alpha"], timeout_s=30.0)
+        snapshot = await take_snapshot(config, Target(nats_url, nats_url), ["alpha"], timeout_s=30.0)
         written = io.StringIO()
         show(snapshot, Console(file=written, width=300))
         return written.getvalue(), snapshot.nodes[0].held_on()

@@ -17,6 +17,7 @@ from swarm_cli.observe import snapshot
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import as_object
+from swarm_cli.target import Target
 from tests.nats_server import own_server
 
 NOW = 1_000_000.0
@@ -79,8 +80,7 @@ async def test_no_process_is_silent_for_the_time_that_the_rest_of_a_snapshot_tak
     await plane.kv.put(subjects.node_bucket("alpha"), subjects.status_key("trainer", "0"), encode(found))
     taken = await snapshot.take_snapshot(
         NodeConfig(tasks=[{"dataset": "gcd"}]),  # type: ignore[list-item]
-        server.url,
-        None,
+        Target(server.url, None),
         ["alpha"],
         timeout_s=5.0,
     )

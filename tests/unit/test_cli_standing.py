@@ -52,7 +52,7 @@ def view(*, finished: bool = False, at: float = NOW, **of_role: ServiceStatus) -
     return NodeState("alpha", statuses, position, at=at)
 
 
-def drawn(*nodes: NodeState, height: int | None = None, age_s: float = 0.0) -> str:
+def drawn(*nodes: NodeState, height: int = 100, age_s: float = 0.0) -> str:
     console = Console(width=200, file=io.StringIO(), record=True)
     console.print(screen(SwarmState(NOW, nodes, (), True), height=height, headline="nats://here", age_s=age_s), soft_wrap=True)
     return console.export_text()

@@ -90,7 +90,7 @@ def node(
     return NodeState(name, statuses, position, pointer, at=NOW, streams=streams, scores=scores)
 
 
-def shown(*nodes: NodeState, height: int | None = None, notice: str = "", reachable: bool | None = True) -> str:
+def shown(*nodes: NodeState, height: int = 100, notice: str = "", reachable: bool | None = True) -> str:
     console = Console(width=200, file=io.StringIO(), record=True)
     swarm = SwarmState(NOW, nodes, (fill("SWARM_ROLLOUTS", 10, 2**30),), reachable)
     console.print(screen(swarm, height=height, headline="nats://here", notice=notice), soft_wrap=True)

@@ -185,9 +185,9 @@ def snapshots(draw: Any) -> SwarmState:
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
-@given(snapshots(), texts, st.sampled_from([40, 80, 160]), st.sampled_from([None, 12, 40]))
+@given(snapshots(), texts, st.sampled_from([40, 80, 160]), st.sampled_from([12, 40, 400]))
 def test_status_top_and_the_progress_view_print_any_text_as_text_and_never_raise(
-    snapshot: SwarmState, notice: str, width: int, height: int | None
+    snapshot: SwarmState, notice: str, width: int, height: int
 ) -> None:
     console = Console(width=width, file=io.StringIO(), markup=False, emoji=False)
     console.print(screen(snapshot, height=height, headline="nats://here", notice=notice))

@@ -38,6 +38,7 @@ from swarm_cli.observe.node_lines import elsewhere_table
 from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, SwarmState, look_at_hub, take_snapshot
 from swarm_cli.observe.status import hub_caption
 from swarm_cli.observe.top import screen
+from swarm_cli.target import Target
 from swarm_cli.trace_search import SHARED, Search
 from tests.nats_server import own_plane
 from tests.unit.sampler_groups import scored_group
@@ -180,7 +181,7 @@ async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_sign
     config = NodeConfig(tasks=[{"dataset": "gcd"}], nats={"swarm_id": "run-1"})
     where = connection_of(hub.plane).options.url
     log = EvaluationLog(swarm="run-1")
-    seen = await take_snapshot(config, where, where, ["alpha", "eve"], timeout_s=5.0, evaluations=log)
+    seen = await take_snapshot(config, Target(where, where), ["alpha", "eve"], timeout_s=5.0, evaluations=log)
     entries = {node.node: node.entry for node in seen.nodes}
     assert {name: entry.standing for name, entry in entries.items() if entry} == dict.fromkeys(
         ("alpha", "eve"), SignatureStatus.REFUSED
@@ -190,7 +191,7 @@ async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_sign
     assert {node["entry"] for node in shown["nodes"]} == {"badly signed"}
     assert all("badly signed" in node.doubt for node in seen.nodes)
     said = io.StringIO()
-    Console(file=said, width=400).print(screen(seen, height=None, headline=""))
+    Console(file=said, width=400).print(screen(seen, height=40, headline=""))
     assert said.getvalue().count("directory entry badly signed") == 2
 
 
