@@ -33,8 +33,6 @@ Dataset = Annotated[
 ]
 Columns = Annotated[str, typer.Option(help="For a file: the columns of question and answer.")]
 Settings = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
-EarlierSettings = Annotated[str, typer.Option("--config", hidden=True)]
-"""The earlier name of --settings. In every other command it names the node's configuration file."""
 Seed = Annotated[int, typer.Option(min=0)]
 Judge = Annotated[
     str, typer.Option(help="How answers are scored: reasoning_gym, exact, final_number, math, or an installed verifier.")
@@ -69,14 +67,12 @@ def show(
     count: Annotated[int, typer.Option(min=1, max=1000)] = 1,
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
-    config: EarlierSettings = "",
 ) -> None:
     """Print tasks of a dataset: question and reference answer."""
     from shared.tasks.sandbox import ScoringJob
 
-    chosen = _settings(settings, config)
-    (source,) = asked_sources([dataset], DEFAULT_VERIFIER, columns, chosen)
-    refs = [_ref(source.dataset, chosen, seed, position) for position in range(index, index + count)]
+    (source,) = asked_sources([dataset], DEFAULT_VERIFIER, columns, settings)
+    refs = [_ref(source.dataset, settings, seed, position) for position in range(index, index + count)]
     for result in _run([ScoringJob(ref=ref, want_task=True) for ref in refs], source):
         if result.task is None:
             raise CommandError(result.detail)
@@ -94,7 +90,6 @@ def score(
     pass_at: Annotated[float | None, typer.Option(help="The reward from which on an answer passes.")] = None,
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
-    config: EarlierSettings = "",
 ) -> None:
     """Print the reward that the verifier gives to an answer, in the sandbox that a run uses; then
     what references earn.
@@ -105,11 +100,10 @@ def score(
 
     # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
-    chosen = _settings(settings, config)
-    (source,) = asked_sources([dataset], verifier, columns, chosen)
-    settled = {} if source.source == "file" else {"config": json.loads(canonical_settings(chosen))}
+    (source,) = asked_sources([dataset], verifier, columns, settings)
+    settled = {} if source.source == "file" else {"config": json.loads(canonical_settings(settings))}
     source = source.model_copy(update={"pass_at": pass_at, **settled})
-    ref, rules = _ref(source.dataset, chosen, seed, index), PassRules([source])
+    ref, rules = _ref(source.dataset, settings, seed, index), PassRules([source])
 
     async def scored(pool: ScorerPool) -> tuple[JobResult, list[Trial]]:
         trials = await try_rewards(pool, [source], rules)
@@ -144,7 +138,6 @@ def audit(
     verifier: Judge = DEFAULT_VERIFIER,
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
-    config: EarlierSettings = "",
 ) -> None:
     """Search for wrong answers that a verifier gives full marks: constants, echoes, right answers
     with text added or one thing changed.
@@ -154,14 +147,14 @@ def audit(
     from shared.tasks.audit.run import audit as run_audit
     from shared.tasks.derive import dataset_names
 
-    names, chosen = datasets or dataset_names(), _settings(settings, config)
-    sources = asked_sources(names, verifier, columns, chosen)
+    names = datasets or dataset_names()
+    sources = asked_sources(names, verifier, columns, settings)
     unknown = sorted({name for name in names if not is_file(name)} - set(dataset_names()))
     if unknown:
         raise CommandError(f"no dataset is called {', '.join(unknown)}: `swarm task list` lists them")
     failed = False
     for name, source in zip(names, sources, strict=True):
-        refs = [_ref(source.dataset, chosen, seed, index) for index in range(count)]
+        refs = [_ref(source.dataset, settings, seed, index) for index in range(count)]
         found = _with_pool(partial(run_audit, refs=refs), source)
         if source.dataset not in found:
             raise CommandError(f"{name}: none of its first {count} tasks can be derived; `swarm task show {name}` says why")
@@ -210,16 +203,6 @@ def _with_pool(work: Callable[[ScorerPool], Awaitable[Result]], source: TaskSpec
         return asyncio.run(run())
     except SandboxError as error:
         raise CommandError(str(error)) from None
-
-
-def _settings(settings: str, earlier: str) -> str:
-    if not earlier:
-        return settings
-    note(
-        "this command's --config is now called --settings, because --config names a file everywhere else: use --settings, "
-        "as the next release drops the old name"
-    )
-    return earlier
 
 
 def _ref(dataset: str, settings: str, seed: int, index: int) -> TaskRef:

@@ -14,17 +14,11 @@ from rich.text import Text
 
 from shared.contracts.messages import Batch, BatchItem, Completion, Preference
 from shared.text import cut_text, visible
-from swarm_cli.console import count, indented, is_piped, show_table
+from swarm_cli.console import count, indented, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames, with_digits
 from swarm_cli.rollouts.judge import Choice, Judge, marks, passes
 from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Refusal, Samples, TrainingOutcome, clock
-
-COLUMN_CHARACTERS = 24
-"""The narrowest column in which a long answer reads well, including its borders."""
-MOST_LINES = 30
-"""Longer answers are printed below each other."""
-_LABELS, _BORDERS = 14, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ class _Answer:
 
 def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View) -> None:
     """Print the question, the reference answer, how the trainer used the group, and its completions
-    with their rewards, side by side if they fit.
+    with their rewards.
     """
     console, item = view.console, found.item
     task = item.scored.group.task
@@ -64,25 +58,10 @@ def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View)
         cause = item.scored.failure or "it has no rewards"
         console.print(Text(visible(f"not scored: {cause}")))
         return
-    width = 0 if is_piped() else console.width
-    columns = columns_that_fit(width, [[answer.text, *(value for _, value in answer.facts)] for answer in answers])
-    for first in range(0, len(answers), columns) if columns > 1 else ():
-        show_table(_side_by_side(answers[first : first + columns]), console)
-    if columns <= 1:
-        show_table(_below_each_other(answers), console)
-
-
-def columns_that_fit(width: int, answers: Sequence[Sequence[str]]) -> int:
-    """How many answers, each given by the texts of its cells, fit side by side on a screen of
-    `width` characters; 1: print them below each other. Pure.
-    """
-    widest = max(len(line) for cells in answers for cell in cells for line in cell.split("\n"))
-    columns = min(len(answers), (width - _LABELS) // min(COLUMN_CHARACTERS, widest + _BORDERS))
-    if columns < 2:
-        return 1
-    inside = (width - _LABELS) // columns - _BORDERS
-    lines = max(sum(1 + len(line) // inside for line in cell.split("\n")) for cells in answers for cell in cells)
-    return columns if lines <= MOST_LINES else 1
+    table = Table("#", "reward", "completion", show_lines=True)
+    for answer in answers:
+        table.add_row(str(answer.place), Text("\n".join(f"{name}: {value}" for name, value in answer.facts)), Text(answer.text))
+    show_table(table, console)
 
 
 def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge: Judge) -> dict[str, Any]:
@@ -164,23 +143,6 @@ def _training(fate: TrainingOutcome, place: int) -> list[tuple[str, str]]:
         cut += [f"{used.clipped:g} clipped"] if used.clipped else []
         facts.append(("weight", f"{weight} ({', '.join(cut)} of {used.tokens} tokens)" if cut else weight))
     return facts
-
-
-def _side_by_side(answers: Sequence[_Answer]) -> Table:
-    table = Table("", *(f"#{answer.place}" for answer in answers))
-    most = max(answers, key=lambda answer: len(answer.facts))
-    for row, (name, _) in enumerate(most.facts):
-        table.add_row(name, *(Text(answer.facts[row][1] if row < len(answer.facts) else "") for answer in answers))
-    table.add_section()
-    table.add_row("completion", *(Text(answer.text) for answer in answers))
-    return table
-
-
-def _below_each_other(answers: Sequence[_Answer]) -> Table:
-    table = Table("#", "reward", "completion", show_lines=True)
-    for answer in answers:
-        table.add_row(str(answer.place), Text("\n".join(f"{name}: {value}" for name, value in answer.facts)), Text(answer.text))
-    return table
 
 
 def _heading(found: BatchedGroup, judge: Judge) -> str:

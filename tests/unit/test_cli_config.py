@@ -240,9 +240,7 @@ def test_task_sources_come_from_names_or_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_task_show_prints_a_question_with_its_answer() -> None:
     shown = swarm("task", "show", "gcd", "--count", "1", "--settings", '{"max_value": 12}')
-    earlier = swarm("task", "show", "gcd", "--count", "1", "--config", '{"max_value": 12}')
-    assert shown.stdout == earlier.stdout and "--settings" in earlier.stderr and not shown.stderr
-    assert shown.returncode == 0
+    assert shown.returncode == 0 and not shown.stderr
     assert "Greatest Common Divisor" in shown.stdout and "reference answer:" in shown.stdout
     refused = swarm("task", "show", "gcdd")
     assert refused.returncode == 1 and "did you mean gcd" in refused.stderr

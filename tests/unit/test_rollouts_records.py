@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner, Result
 
 from services.generator.evaluation import SAMPLES_IN_ALL, SAMPLES_OF_A_DATASET, sampled_places
@@ -16,7 +15,7 @@ from shared.run_records import SAMPLES_FILE, TRAINED_FILE, BoundedLines, older, 
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
 from swarm_cli.rollouts.records import TrainedRecords, training_outcome
-from swarm_cli.rollouts.shown import columns_that_fit, spread
+from swarm_cli.rollouts.shown import spread
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\u2066"
 
@@ -149,20 +148,6 @@ def test_the_newest_run_is_looked_at_unless_one_is_named(tmp_path: Path) -> None
     os.utime(refused_file(node_folder(tmp_path, "old"), "0"), (1, 1))
     assert "copied" in swarm(tmp_path, "--refused").stdout and "banned" in swarm(tmp_path, "--refused", "--run", "old").stdout
     assert "no run 'none'" in str(swarm(tmp_path, "--refused", "--run", "none").exception)
-
-
-@pytest.mark.parametrize(
-    ("width", "cells", "columns"),
-    [
-        (100, [["short"]] * 4, 4),
-        (80, [["a long answer " * 10]] * 4, 2),
-        (40, [["a long answer " * 10]] * 4, 1),
-        (200, [["long " * 1000]] * 2, 1),
-        (200, [["one"]], 1),
-    ],
-)
-def test_answers_stand_side_by_side_where_they_can_be_read_so(width: int, cells: list[list[str]], columns: int) -> None:
-    assert columns_that_fit(width, cells) == columns
 
 
 def test_of_many_versions_the_first_the_last_and_some_between_are_shown() -> None:
