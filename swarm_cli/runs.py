@@ -34,8 +34,8 @@ _MARK_BYTES = 200
 
 
 def is_own(folder: Path) -> bool:
-    """Whether this user, or root, wrote the note in `folder`, and in this folder. A run whose files
-    were copied, or put back from a backup, is not: whoever has it may have written its note.
+    """Check whether this user, or root, wrote the note in `folder`, and in this folder. A run whose
+    files were copied, or put back from a backup, is not: whoever has it may have written its note.
     """
     try:
         owner, mark = _marks(folder)
@@ -82,8 +82,8 @@ class StartOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def in_a_run(config: str, folder: Path) -> bool:
-    """Whether `config` lies in a run's folder beside or in `folder`, before or after links are
-    followed. Whoever made that run may have written it, and a configuration says where keys are
+    """Check whether `config` lies in a run's folder beside or in `folder`, before or after links
+    are followed. Whoever made that run may have written it, and a configuration says where keys are
     sent.
     """
     places = [(Path(os.path.abspath(config)), Path(os.path.abspath(folder.parent)))]
@@ -180,7 +180,6 @@ def goes_on(folder: Path) -> str:
 
 
 def _to(started_in: str) -> str:
-    """What takes a shell to this folder from the current one."""
     return f"cd {shlex.quote(started_in)} && " if started_in and Path(started_in) != Path.cwd() else ""
 
 
@@ -245,9 +244,7 @@ def _open_locks(process: Path) -> Iterator[Path]:
 
 
 def starts_again(service: str, options: str) -> str:
-    """That, and by which command, a service is started again. options: as `restart_options`
-    returns.
-    """
+    """Name the command that starts a service again. options: as `restart_options` returns."""
     return f"`swarm restart {service}{options}` starts it again (with `--now` if it hangs)"
 
 
@@ -292,7 +289,7 @@ class RunEnd(msgspec.Struct, frozen=True):
 
     @property
     def in_order(self) -> bool:
-        """Whether every process could save its state before it ended."""
+        """True if every process could save its state before it ended."""
         return self.how in ("complete", "stopped")
 
     @property
@@ -334,16 +331,16 @@ class RunGone(NotConnected):
 
 
 def afterwards(folder: Path, command: str = "") -> str:
-    """How the run in `folder`, which has ended, is started again and, if `command` can do that,
-    looked at.
+    """Name the commands that start the run in `folder`, which has ended, again and, if `command`
+    can do that, look at it.
     """
     look = f"`{command} --run {folder.name}` shows it as it was when it ended; " if command else ""
     return f"{look}{goes_on(folder)} starts it again"
 
 
 def killed_often(code: int | None) -> str:
-    """That a process was given up because it was killed again and again, if its exit code says so;
-    else empty.
+    """Say that a process was given up because it was killed again and again, if its exit code says
+    so; else empty.
     """
     if code is None or code - 128 not in set(signal.Signals):
         return ""
@@ -369,7 +366,7 @@ def forget_end(folder: Path) -> None:
 
 
 def read_end(folder: Path) -> RunEnd | None:
-    """How the run in `folder` ended; None if it is running or has never run."""
+    """The end of the run in `folder`; None if it is running or has never run."""
     if not (folder / NOTE).is_file() or holder(folder) is not None:
         return None
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -54,8 +54,8 @@ def cannot_store(var_dir: Path, node_url: str) -> str:
 
 
 def silent_together(var_dir: Path, node_url: str) -> str:
-    """Name the server where every process fell silent at once: it is what they share. Empty if it
-    is not that of exactly one run running on this machine.
+    """Explain that every process fell silent at once and the server tells no cause: it is what they
+    share. Empty if it is not that of exactly one run running on this machine.
     """
     folder = run_on_server(var_dir, node_url)
     if folder is None:
@@ -65,16 +65,14 @@ def silent_together(var_dir: Path, node_url: str) -> str:
 
 
 def _mended(folder: Path) -> str:
-    """Say how the server of the run in `folder` stores again: space, if there is little, and a
-    restart.
-    """
+    """The remedy for a server that stores nothing: space, if there is little, and a restart."""
     again = starts_again("nats", restart_options(folder))
     log = visible(str(shown(folder / SERVER_LOG)), 400)
     return f"{_space(folder)}{again}, and it stores nothing until then; its log is {log}"
 
 
 def _space(folder: Path) -> str:
-    """Return the free space on the folder's disk, with a hint to free more if it is low."""
+    """Free space on the folder's disk, and a hint to free more if it is low."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -123,7 +121,7 @@ def silent_server(var_dir: Path, node_url: str) -> str:
 
 
 def _greets(node_url: str) -> bool:
-    """Return whether a NATS server says something at the address: it greets whoever connects. One
+    """Check whether a NATS server says something at the address: it greets whoever connects. One
     that hangs does not, although the system takes the connection.
     """
     try:
@@ -164,7 +162,7 @@ def monitor_of(node_url: str, var_dir: Path) -> str | None:
 
 
 def _served_by(note: Path) -> bool:
-    """Return whether the process whose id is in the note's name was started with the note's folder
+    """Check whether the process whose id is in the note's name was started with the note's folder
     as an argument. Raises OSError if there is no such process.
     """
     process = Path("/proc", str(int(note.stem.removeprefix("nats-server_"))))
@@ -179,9 +177,7 @@ def _is_here(url: str) -> bool:
 
 
 def health(monitor_url: str) -> tuple[str, str]:
-    """Return what the server says of itself: `ok` or another status, and why it is not well. Raises
-    as `answer`.
-    """
+    """The server's own status, `ok` or another, and why it is not well. Raises as `answer`."""
     told = answer(monitor_url, "healthz", TIMEOUT_S)
     with readable("healthz"):
         return str(told["status"]), str(told.get("error", ""))

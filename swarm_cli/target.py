@@ -62,8 +62,8 @@ class Target:
 
 
 def default_target(config: NodeConfig, node_url: str, swarm_url: str = "") -> Target:
-    """What a command looks at if no run was named: the servers of the command line, else those of
-    the configuration, else those of the only run on this machine, else the usual ones.
+    """The target of a command that names no run: the servers of the command line, else those of the
+    configuration, else those of the only run on this machine, else the usual ones.
 
     Raises:
         CommandError: several runs are running and none was chosen.
@@ -114,7 +114,9 @@ def running_elsewhere() -> list[str]:
 
 
 def is_named(config: NodeConfig, target: Target, swarm_url: str = "") -> bool:
-    """Whether the command line or the configuration names a server, or a run is running here."""
+    """Check whether a server is named, on the command line or in the configuration, or a run is
+    running here.
+    """
     return target.named or bool(target.run or swarm_url) or "swarm_url" in config.nats.model_fields_set
 
 
@@ -129,8 +131,8 @@ def refuse_unnamed_server(config: NodeConfig, node_url: str, swarm_url: str = ""
 
 
 def unnamed_server(var_dir: Path, node_url: str) -> str:
-    """What is known of the server at the usual address if neither a run of this folder nor the user
-    names one: whoever started it, its run is not this folder's.
+    """Describe the server at the usual address if neither a run of this folder nor the user names
+    one: whoever started it, its run is not this folder's.
     """
     found = run_on_server(var_dir, node_url)
     whose = (
@@ -255,11 +257,11 @@ def check_listening(var_dir: Path, target: Target, *, acts: bool = False) -> Non
 
 @contextmanager
 def looking_at(config: NodeConfig, run: str, node_url: str, swarm_url: str = "", *, only_here: bool = True) -> Iterator[Target]:
-    """What a command looks at, for the length of the block: the servers of the running run, or the
+    """The target of a command, for the length of the block: the servers of the running run, or the
     records of the one that was named and has ended.
 
     only_here: refuse a named run that `swarm up` or `swarm join` did not start on this machine;
-        else its records here are read beside the server that the configuration names.
+    else its records here are read beside the server that the configuration names.
 
     Raises:
         CommandError: there is no such run.
@@ -318,7 +320,7 @@ class Following:
 
     @property
     def follows(self) -> bool:
-        """Whether it switches to the next run."""
+        """True if it switches to the next run."""
         return not self._fixed
 
     @property

@@ -66,8 +66,8 @@ def trace(
 
 
 def _several(path: Path, prefix: str) -> bool:
-    """Whether several ids match. Records name a group without its maker, so `makers` can
-    miss it.
+    """Check whether several ids match. Records name a group without its maker, so `makers` can miss
+    it.
     """
     return len([group_id for group_id in path.ids if group_id.startswith(prefix)]) > 1
 

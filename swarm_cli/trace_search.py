@@ -96,7 +96,7 @@ GENERATED, SCORED, SHARED, TAKEN, REFUSED, BATCHED, TRAINED = (
 
 
 def trained_detail(fate: TrainingOutcome) -> str:
-    """How a step used the group, and the advantages of its answers."""
+    """Describe a step's use of the group, and the advantages of its answers."""
     group = fate.group
     if group is None:
         return fate.sentence()
@@ -169,7 +169,7 @@ class Search:
                 return
 
     def matches(self, group_id: str) -> bool:
-        """Whether this is an id of the group."""
+        """Check whether this is an id of the group."""
         return group_id in self._other_ids or (bool(group_id) and group_id.startswith(self._prefix))
 
     async def node(self, plane: Transport, node: str) -> None:
@@ -287,7 +287,7 @@ class Search:
         self.path.add(group.created_at, group.node, GENERATED, detail)
 
     def _named(self, message: StoredMessage) -> bool:
-        """Whether the header names the group; it holds the first 16 digits of the id."""
+        """Check whether the header names the group; it holds the first 16 digits of the id."""
         claimed = claimed_rollout_id(message.headers)
         if claimed is None:
             return False

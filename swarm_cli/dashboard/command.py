@@ -65,7 +65,7 @@ class Dashboard:
             await asyncio.to_thread(page.close)
 
     def _seen(self, snapshot: SwarmState | None) -> str:
-        """What the page shows, or why nothing."""
+        """Say what the page shows, or why it shows nothing."""
         target = self._following.target
         if target.ended is not None:
             return f"{target.ended.sentence(target.run)}; the page shows its records"

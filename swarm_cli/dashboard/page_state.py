@@ -126,7 +126,7 @@ def _newest_sets(
     sets: dict[tuple[str, int], list[Evaluation]] = {}
     for each in sorted(evaluations, key=attrgetter("at")):
         if each.score is not None:
-            sets.setdefault(each.of_set, []).append(each)
+            sets.setdefault(each.held_out_set, []).append(each)
     rows = []
     for (held_out, n), in_order in sorted(sets.items(), key=lambda each: -each[1][-1].at)[:SETS_A_KEY]:
         newest, by_reward = in_order[-1], in_order[-1].pass_rate is None
@@ -199,7 +199,7 @@ def curves_by_task(
     kept = {version for version, _ in _curve(same_set, by_reward=True)}
     newest = {each.policy_version: each for each in same_set if each.policy_version in kept}
     trusted = bool(mine) and mine[-1].standing is SignatureStatus.SIGNED
-    if trusted and 0 not in kept and (base := base_of(recorded, last.of_set)) is not None:
+    if trusted and 0 not in kept and (base := base_of(recorded, last.held_out_set)) is not None:
         newest[0] = base
     by_reward = {"": last.pass_rate is None} | {name: each.pass_rate is None for name, each in last.per_task.items()}
     curves: dict[str, dict[int, float]] = {}

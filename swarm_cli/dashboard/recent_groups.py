@@ -80,7 +80,7 @@ class RecentGroups:
             recent.append(_summary(taker, batch, place, item))
 
     def names(self, node: str) -> bool:
-        """Whether a batch that was read is the node's, or a group that is kept was sent by it."""
+        """Check whether a batch that was read is the node's, or a kept group was sent by it."""
         return node in self._steps or any(node == group.sender for groups in list(self._recent.values()) for group in list(groups))
 
     def steps(self, taker: str) -> list[StepPoint]:

@@ -61,12 +61,12 @@ class TrainedGroups:
     left_out: int = 0
 
     def names(self, node: str) -> bool:
-        """Whether the node has trained on a group, or a group of its was trained on."""
+        """Check whether the node has trained on a group, or one of its groups was trained on."""
         return any(node in (cell.taker, cell.sender) for cell in self.cells)
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """What is read of a step's line."""
+    """The parts of a step's line that are read."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     time: float = 0.0
@@ -147,7 +147,7 @@ class NodeTally:
 
     @property
     def read_any(self) -> bool:
-        """Whether a step is on record."""
+        """True if a step is on record."""
         return self.newest >= 0
 
 

@@ -161,7 +161,7 @@ class SwarmSource:
         return [each for each in self._scores.heard(self._swarm) if each.said.node not in self._earlier]
 
     def _ended(self, found: tuple[str, RunEnd]) -> dict[str, Any]:
-        """What the page says of a run's end."""
+        """The page's object about a run's end."""
         run, end = found
         command, comma, how = goes_on(self._config.node.var_dir / "runs" / run).partition(", with ")
         return {
@@ -228,7 +228,6 @@ class SwarmSource:
         }
 
     def _named(self, node: str) -> bool:
-        """Whether a batch or a trainer's record names the node."""
         return self._batches.recent.names(node) or self._records.trained.names(node)
 
     def _in_loop(self, node: str, step: int, place: int | None) -> Answer:

@@ -18,8 +18,8 @@ _HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
 def model_problem(path: str, revision: str = "") -> str | None:
-    """What is wrong with a model's path, with the remedy; None if it is a model's folder or may be
-    a hub name at a commit.
+    """Describe what is wrong with a model's path, with the remedy; None for a model's folder and
+    for a hub name at a commit.
     """
     folder = Path(path)
     if (folder / "config.json").is_file():
@@ -38,8 +38,8 @@ def model_problem(path: str, revision: str = "") -> str | None:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether the path can only be a hub name, `owner/name`. `models/base` is not: it is a missing
-    folder.
+    """Check whether the path can only be a hub name, `owner/name`. `models/base` is not: it is a
+    missing folder.
     """
     return bool(_HUB_NAME.match(path)) and not Path(path).parent.is_dir() and Path(path).parts[0] != TOY_POLICY.parts[0]
 
@@ -65,8 +65,8 @@ def ensure_toy_policy(config: NodeConfig) -> None:
 
 
 def toy_to_be_built(config: NodeConfig) -> bool:
-    """Whether the configuration starts from the demo's policy and it does not exist yet, so that
-    `swarm up` will build it.
+    """Check whether `swarm up` will build the demo's policy: the configuration starts from it, and
+    it does not exist yet.
     """
     return Path(config.model.path) == TOY_POLICY and not (TOY_POLICY / "config.json").exists()
 

@@ -133,7 +133,7 @@ def _for_owner_only(path: str, flags: int) -> int:
 
 
 def _taken(file: TextIO) -> bool:
-    """Whether the lock was obtained. Retries, because `holder` takes it for a moment to test it."""
+    """Try to take the lock. Retries, because `holder` takes it for a moment to test it."""
     for _ in range(20):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -69,12 +69,12 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True until it has ended."""
         return not self._ended.done()
 
     @property
     def left_behind(self) -> bool:
-        """Whether it has ended but a process that it started has not. This happens if
+        """True if it has ended but a process that it started has not. This happens if
         `shared.runtime.supervise` was killed and the kernel has only just signalled its service.
         """
         try:
@@ -185,7 +185,7 @@ class Endings:
 
     @property
     def hurried(self) -> bool:
-        """Whether no process is waited for any more."""
+        """True if no process is waited for any more."""
         return bool(self._why)
 
     def hurry_all(self, why: str) -> None:

@@ -47,12 +47,11 @@ _HEADER = """\
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What runs where.
-
-    `nats_url` names a server that is already running; None starts one on `nats_port`. `base_port` 0
-    lets each process take any free port. `config` and `var_dir` are used in a line if
-    `SWARM_CONFIG` and `SWARM_NODE__VAR_DIR` are not set. `names`: names of the first nodes, instead
-    of alpha, beta and so on.
+    """The nodes of a swarm on one machine, their ports, server and configuration. `nats_url` names
+    a server that is already running; None starts one on `nats_port`. `base_port` 0 lets each
+    process take any free port. `config` and `var_dir` are used in a line if `SWARM_CONFIG` and
+    `SWARM_NODE__VAR_DIR` are not set. `names`: names of the first nodes, instead of alpha, beta and
+    so on.
     """
 
     nodes: int = 2
@@ -172,7 +171,7 @@ def check_ports(wanted: Mapping[int, str], remedy: str) -> None:
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server can listen there now."""
+    """Check whether a server can listen there now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

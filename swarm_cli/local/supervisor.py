@@ -30,7 +30,7 @@ _LEFT_BEHIND_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the run ended: the exit code, and the name of the process that ended it."""
+    """A run's exit code, and the name of the process that ended it."""
 
     code: int
     first: str | None
@@ -326,7 +326,7 @@ class Signals:
     _asked: dict[int, float] = field(default_factory=dict)
 
     def is_echo(self, number: int, now_s: float) -> bool:
-        """Whether signal `number` belongs to a request that is less than `ECHO_S` old."""
+        """Check whether signal `number` belongs to a request that is less than `ECHO_S` old."""
         asked = self._asked.get(number)
         if asked is not None and now_s - asked < ECHO_S:
             return True

@@ -79,8 +79,8 @@ def _ruinous_file(folder: Path) -> str:
 
 
 def _moving_stream(streams: Iterable[Path]) -> str:
-    """What one of these streams' folders has that no swarm makes, such as `the consumer c of A has
-    deliver_subject`; empty if they only keep messages.
+    """Find something in these streams' folders that no swarm makes, such as `the consumer c of A
+    has deliver_subject`; empty if they only keep messages.
     """
     return next((found for stream in streams for found in _moving(stream)), "")
 
@@ -124,7 +124,7 @@ def _settings(folder: Path, refused: tuple[str, ...], name: str) -> Iterator[str
 
 
 class _Sizes:
-    """What files have together, and what they take on disk, where one file under many names counts
+    """Sizes of files together, and what they take on disk, where one file under many names counts
     once.
     """
 
@@ -139,7 +139,7 @@ class _Sizes:
 
     @property
     def ruinous(self) -> bool:
-        """Whether they have far more than they take."""
+        """True if they have far more than they take."""
         return self._apparent > _MAX_UNFOLDED * sum(self._real.values()) + _SLACK_BYTES
 
     def __str__(self) -> str:

@@ -84,7 +84,7 @@ class BoundedNameMap(Generic[T]):
         return None if slot is None else slot.first_at
 
     def is_established(self, swarm: str | None, name: str) -> bool:
-        """Whether the name signed for this swarm for so long."""
+        """Check whether the name has signed for this swarm over `ESTABLISHED_S`."""
         slot = self._swarms(name).get(swarm)
         return slot is not None and _is_established(swarm, slot)
 
@@ -366,8 +366,8 @@ class EvaluationLog:
             return
 
     async def _is_another(self, swarm_plane: Transport) -> bool:
-        """Whether the stream is shorter than what was read. An empty one may be the same, whose
-        reports became too old.
+        """Check whether the stream is shorter than what was read. An empty one may be the same,
+        whose reports became too old.
         """
         newest = await swarm_plane.last(subjects.SWARM_EVALS, ">")
         return newest is not None and newest.seq + 1 < self._next_seq

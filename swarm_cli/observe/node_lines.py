@@ -84,7 +84,7 @@ def number(value: float | None) -> str:
 
 
 def _head(node: NodeState, fresh: bool) -> Text:
-    """How far the node is, and its newest score beside the base policy's by the same measure."""
+    """The node's progress, and its newest score beside the base policy's by the same measure."""
     style = STYLES[node.health] if fresh else "yellow"
     text = Text.assemble(
         (visible(node.node, NAME_CHARACTERS), "bold"),
@@ -103,7 +103,7 @@ def _head(node: NodeState, fresh: bool) -> Text:
 
 
 def _groups(node: NodeState) -> Text:
-    """What became of groups, with the reason for most refusals."""
+    """Counts of groups, with the reason for most refusals."""
     made, shared, taken, refused = (
         node.total(role, figure) if any(status.figures for status in node.statuses) else None
         for role, figure in (
@@ -132,7 +132,7 @@ def _groups(node: NodeState) -> Text:
 
 
 def _doings(node: NodeState, fresh: bool) -> Text:
-    """What is wrong, if anything is, and what each process does."""
+    """The findings, if there are any, and the state of each process."""
     text = Text()
     for words in findings(node):
         text.append(f"{words}; ", style=STYLES[node.health] if node.health in ("bad", "warn") else "yellow")
@@ -148,8 +148,8 @@ def _doings(node: NodeState, fresh: bool) -> Text:
 
 
 def findings(node: NodeState) -> list[str]:
-    """What a person should act on or know, in words: first what keeps the node from its work. A
-    process that is late with its word is told where its role is.
+    """List what a person should act on or know: first what keeps the node from its work. A process
+    that is late with its word is shown where its role is.
     """
     found = node.absent or ([node.stall.words] if node.stall else [])
     if node.none_taken:

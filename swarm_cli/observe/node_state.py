@@ -87,7 +87,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class StreamFill:
-    """How full a stream is and, if it has a durable consumer, how far that is behind."""
+    """A stream's fill and, if it has a durable consumer, that consumer's lag."""
 
     stream: str
     state: StreamState
@@ -177,7 +177,7 @@ class NodeState:
 
     @property
     def finished(self) -> bool:
-        """Whether the trainer has taken all its steps; the node then idles."""
+        """True once the trainer has taken all its steps; the node then idles."""
         return bool(self.position and self.position.finished)
 
     @property
@@ -223,7 +223,7 @@ class NodeState:
 
     @property
     def gain(self) -> float | None:
-        """How much better the newest score is than the base policy's; None if that is not known."""
+        """The newest score minus the base policy's; None if that is not known."""
         return None if self.newest_score is self.base_score else gain_of(self.newest_score, self.base_score)
 
     def total(self, role: str, figure: StatusFigure | FamilyFigure, since: float = 0.0) -> float:
@@ -278,7 +278,9 @@ class NodeState:
         return [f"{host} (run {run})" for host, run in sorted(others)]
 
     def left_by_another_run(self, run: str) -> bool:
-        """Whether the node belongs to another run than `run` ("": not known) and is not running."""
+        """Check whether the node belongs to another run than `run` ("": not known) and is not
+        running.
+        """
         return bool(run and self.run and self.run != run) and len(self.missing) == len(ROLES)
 
     # Which processes answer.
@@ -299,8 +301,8 @@ class NodeState:
         return [role for role in ROLES if not self.alive(role)]
 
     def starting(self, role: str) -> bool:
-        """Whether the role has not reported since the node was started, and that is not long ago:
-        it is not there yet, where one that has reported since and is silent now is gone.
+        """Check whether the role is still on its way: it has not reported since the node was
+        started, and that is not long ago. One that has reported since and is silent now is gone.
         """
         if not self.roles(role) and self.step > 0:
             return False  # steps were taken, so it has been there, or is not coming
@@ -315,7 +317,7 @@ class NodeState:
 
     @property
     def ended(self) -> bool:
-        """Whether the node has run, and all its processes ended in order."""
+        """True if the node has run, and all its processes ended in order."""
         newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
         begins = any(self.starting(role) for role in ROLES)
         nobody = len(self.missing) == len(ROLES)
@@ -323,7 +325,7 @@ class NodeState:
 
     @property
     def _ending(self) -> bool:
-        """Whether it is being ended: half of its roles or more ended in order a moment ago, and
+        """True while it is being ended: half of its roles or more ended in order a moment ago, and
         nothing else is missing. A role alone is being restarted.
         """
         missing = self.missing
@@ -413,8 +415,8 @@ class NodeState:
         return f"not answering for {duration(self.at - status.updated_at)}"
 
     def role_words(self, role: str) -> str:
-        """What a role's processes do, or what is known of them that their last state hides; of a
-        node on another server it is not known.
+        """The state of a role's processes, or what is known of them that their last state hides; of
+        a node on another server it is not known.
         """
         if self.elsewhere:
             return "–"
@@ -491,8 +493,8 @@ class NodeState:
 
     @property
     def unknown_rewards(self) -> dict[str, int]:
-        """How many local answers have left their groups because their reward is unknown, by cause;
-        only causes that occurred.
+        """Count the local answers that have left their groups because their reward is unknown, by
+        cause; only causes that occurred.
         """
         counts = {cause: int(self.total("verifier", FigureFamily.UNKNOWN_REWARDS.of(cause))) for cause in CAUSES}
         return {cause: count for cause, count in counts.items() if count}
@@ -562,7 +564,7 @@ class NodeState:
 
     @property
     def words(self) -> str:
-        """What the node is doing, or what keeps it from it."""
+        """The node's present work, or what keeps it from it."""
         if self.lost:
             return f"lost: {len(self.lost)} of its streams are gone from the server"
         if self.elsewhere:

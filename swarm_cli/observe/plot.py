@@ -199,8 +199,8 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
 
 
 def _is_drawable(value: Any) -> bool:
-    """Whether matplotlib can draw it. It leaves gaps for NaN and infinity, and fails for numbers
-    near the largest.
+    """Check whether matplotlib can draw it. It leaves gaps for NaN and infinity, and fails for
+    numbers near the largest.
     """
     return isinstance(value, int | float) and (not abs(value) > _LARGEST or value in (math.inf, -math.inf))
 

@@ -73,7 +73,9 @@ def row_lines(node: NodeState, elapsed_s: float, since: float = 0.0, staleness: 
 
 
 def steps_done(nodes: Sequence[NodeState], steps: int) -> bool:
-    """Whether every node's trainer has taken `steps` steps and published the last step's policy."""
+    """Check whether every node's trainer has taken `steps` steps and published the last step's
+    policy.
+    """
     taken = [min(node.position.policy_version, node.version or 0) if node.position is not None else 0 for node in nodes]
     return bool(taken) and min(taken) >= steps
 

@@ -1,5 +1,5 @@
-"""What is wrong with a run of this machine, and the command that mends it: processes that die again
-and again, that do not answer, or that all wait for their server.
+"""Finds what is wrong with a run of this machine, and the command that mends it: processes that die
+again and again, that do not answer, or that all wait for their server.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def remedies(processes: Sequence[str], run: Path | None, most: int = MOST) -> li
 
 
 def server_trouble(nodes: Sequence[NodeState], var_dir: Path, target: Target) -> str:
-    """What is wrong with the server through which `nodes` were read, and its remedy, if that
-    explains more than the processes' silence does; else empty. Asks the server, for two seconds at
-    most.
+    """Describe what is wrong with the server through which `nodes` were read, and its remedy, if
+    that explains more than the processes' silence does; else empty. Asks the server, for two
+    seconds at most.
     """
     if target.ended is not None:
         return ""
@@ -125,7 +125,7 @@ def _restoring(emptied: Sequence[NodeState], node_url: str) -> str:
 
 
 def all_silent(nodes: Iterable[NodeState]) -> bool:
-    """Whether no process of any node answers that has done so, and all fell silent within
+    """Check whether every process that has answered is silent now, and all fell silent within
     `TOGETHER_S`, none in order.
     """
     newest = [(node.at, node.roles(role)[0]) for node in nodes for role in ROLES if node.roles(role)]

@@ -58,8 +58,8 @@ class Evaluation:
         return self.mean_reward if self.pass_rate is None else self.pass_rate
 
     @property
-    def of_set(self) -> tuple[str, int]:
-        """The held-out set: its id and its number of tasks. Only scores on one set compare."""
+    def held_out_set(self) -> tuple[str, int]:
+        """The set's id and its number of tasks. Only scores on one set compare."""
         return self.held_out, self.n + self.unknown
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def scored(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, float]]:
 
 
 def gain_of(newest: Evaluation | None, base: Evaluation | None) -> float | None:
-    """How much better the newest is, by the measure that it has; None if that is not known."""
+    """The newest minus the base, by the measure that the newest has; None if that is not known."""
     values = [value for _, value in scored([base, newest])] if newest and base else []
     return values[1] - values[0] if len(values) == 2 else None
 
@@ -177,8 +177,8 @@ def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
         for line in read_jsonl(file):
             if (each := _evaluation(line)) is not None:
                 newest.append(each)
-                if each.policy_version == 0 and (each.of_set in bases or len(bases) < _SETS_KEPT):
-                    bases[each.of_set] = each
+                if each.policy_version == 0 and (each.held_out_set in bases or len(bases) < _SETS_KEPT):
+                    bases[each.held_out_set] = each
         first = newest[0] if len(newest) == EVALUATIONS_KEPT else None
         pushed_out = [base for base in bases.values() if base not in newest] if first is not None else []
         known = state, (*pushed_out, *newest)
@@ -198,10 +198,11 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
 
 def base_of(evaluations: Sequence[Evaluation], of_set: tuple[str, int]) -> Evaluation | None:
     """The base policy's newest evaluation on a set."""
-    return next((each for each in reversed(evaluations) if each.policy_version == 0 and each.of_set == of_set), None)
+    return next((each for each in reversed(evaluations) if each.policy_version == 0 and each.held_out_set == of_set), None)
 
 
 def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:
+    """The evaluation of a line; None if no generator writes such a line."""
     try:
         said = msgspec.convert(line, _Line)
     except msgspec.ValidationError:
@@ -219,8 +220,8 @@ def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:
 
 
 def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
-    """How many local answers left their groups because their reward is unknown, by dataset and
-    cause, as all replicas of the node's verifier have counted them.
+    """Count the local answers that left their groups because their reward is unknown, by dataset
+    and cause, as all replicas of the node's verifier have counted them.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for line in (line for path in unknown_files(node_dir) for line in read_jsonl(path)):
@@ -231,5 +232,5 @@ def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether `value` is a number that fits into 64 bits, which JSON's need not."""
+    """Check whether `value` is a number that fits into 64 bits, which JSON's need not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63

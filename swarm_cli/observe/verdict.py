@@ -127,8 +127,8 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
 
 
 def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
-    """How far apart two pass rates may be by chance if `looks` pairs are compared (Bonferroni): 2.3
-    standard errors of the difference for two pairs, 3.6 for 120.
+    """Calculate how far apart two pass rates may be by chance if `looks` pairs are compared
+    (Bonferroni): 2.3 standard errors of the difference for two pairs, 3.6 for 120.
 
     One right and one wrong answer are added to each rate, so that rates of 0 and 1 have an error
     too.

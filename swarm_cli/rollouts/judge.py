@@ -24,7 +24,9 @@ from swarm_cli.runs import StartOptions, in_a_run, is_own, read_note
 
 
 def passes(scored: ScoredGroup, place: int) -> bool | None:
-    """Whether the answer at this place passes; None: no pass is defined for the group's source."""
+    """Check whether the answer at this place passes; None: no pass is defined for the group's
+    source.
+    """
     return None if scored.passed is None else scored.passed[place]
 
 

@@ -1,7 +1,7 @@
-"""What is on record about single groups: a node's batches (of a running node from its batch log,
-without a consumer, so that reading them does not affect the services; of an ended run from the
-trainer's record), how its trainer used them, which groups its verifier refused, and some held-out
-answers. The files are bounded (`shared.run_records`); an incomplete or unknown line is skipped.
+"""Records of single groups: a node's batches (of a running node from its batch log, without a
+consumer, so that reading them does not affect the services; of an ended run from the trainer's
+record), their use by its trainer, its verifier's refusals, and some held-out answers. The files are
+bounded (`shared.run_records`); an incomplete or unknown line is skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_BYTES = 2 * TRAINED_MAX_BYTES
 
 
 class TrainedAnswer(msgspec.Struct, frozen=True):
-    """How a step used one answer (`services.trainer.records`)."""
+    """A step's use of one answer (`services.trainer.records`)."""
 
     place: int
     advantage: float | None = None
@@ -50,7 +50,7 @@ class TrainedAnswer(msgspec.Struct, frozen=True):
 
 
 class TrainedGroup(msgspec.Struct, frozen=True):
-    """How a step used one group of its batch."""
+    """A step's use of one group of its batch."""
 
     id: str
     origin: str
@@ -76,7 +76,7 @@ class TrainedStep(msgspec.Struct, frozen=True):
     groups_not_written: int = 0
 
     def group(self, group_id: str) -> TrainedGroup | None:
-        """How the step used a group; None if the group was not in its batch."""
+        """The step's use of a group; None if the group was not in its batch."""
         return next((group for group in self.groups if group.id == group_id), None)
 
 
@@ -460,8 +460,8 @@ _FATES = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """What is on record about one group in one step; `step` and `group` are None if nothing is.
-    yet: whether the records have not reached that step yet.
+    """The record of one group in one step; `step` and `group` are None if there is none. yet: True
+    if the records have not reached that step yet.
     """
 
     step: TrainedStep | None
@@ -470,11 +470,11 @@ class TrainingOutcome:
 
     @property
     def trained(self) -> bool:
-        """Whether a step has trained on the group."""
+        """True if a step has trained on the group."""
         return self.group is not None and self.group.fate == "trained"
 
     def sentence(self) -> str:
-        """How the group was used."""
+        """Describe the use of the group."""
         if self.yet:
             return "not trained on yet"
         if self.step is None or self.group is None:
@@ -492,7 +492,7 @@ class TrainingOutcome:
 
 
 def training_outcome(records: TrainedRecords, step: int, group_id: str) -> TrainingOutcome:
-    """What is on record about a group of a step's batch. A step with that number in another run had
+    """Find the record of a group of a step's batch. A step with that number in another run had
     other groups, and says nothing about this one.
     """
     found = records.for_step(step)

@@ -23,9 +23,7 @@ from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Refusal, Sam
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How groups are printed: the console, the judge that explains rewards, and the length at which
-    texts are cut.
-    """
+    """The console, the judge that explains rewards, and the length at which texts are cut."""
 
     console: Console
     judge: Judge
@@ -128,7 +126,7 @@ def _answer(found: BatchedGroup, fate: TrainingOutcome, view: View, place: int, 
 
 
 def _training(fate: TrainingOutcome, place: int) -> list[tuple[str, str]]:
-    """How the step used one answer; empty if nothing is on record."""
+    """Facts about a step's use of one answer; empty if nothing is on record."""
     used = fate.group.answer(place) if fate.group is not None else None
     if used is None:
         return []
