@@ -96,7 +96,7 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 compiled-tests: $(VENV)/.installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only --quiet --quiet >/dev/null || true
 
-bench: $(VENV)/.installed-test  ## Measure speed compared with plain loops; writes docs/benchmarks.md
+bench: $(VENV)/.installed-test  ## Measure speed compared with plain loops; writes var/bench.md
 	$(BIN)/python -m benchmarks
 
 gpu-check: $(VENV)/.installed-dev  ## Check parity, resume, speed, memory, deltas and learning on one GPU (about twelve minutes); writes var/gpu-check.md (GPU_FLAGS="--model folder")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [row ...]`: measure, print the table, write `docs/benchmarks.md`."""
+"""`python -m benchmarks [row ...]`: measure, print the table, and write it to `var/bench.md`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
-
-from benchmarks.measuring import Result
-from benchmarks.table import machine, markdown, print_table, with_notes_of
+from benchmarks.measuring import Result, say
+from benchmarks.table import markdown
 from lab.runs import code_commit
 
 # name: (module with `measure_<name>`, deadline in seconds)
@@ -24,24 +22,21 @@ ROWS = {
     "generator-vllm": ("benchmarks.generator", 240),
     "generator-transformers": ("benchmarks.generator", 180),
     "trainer-loop": ("benchmarks.trainer", 180),
-    "trainer-trl": ("benchmarks.trainer_trl", 240),
-    "trainer-head": ("benchmarks.head", 300),
-    "trainer-memory": ("benchmarks.step_memory", 600),
-    "trainer-memory-long": ("benchmarks.step_memory", 600),
-    "trainer-memory-vocabulary": ("benchmarks.step_memory", 600),
-    "trainer-memory-width": ("benchmarks.step_memory", 600),
+    "trainer-trl": ("benchmarks.trainer", 240),
+    "trainer-head": ("benchmarks.memory", 300),
+    "trainer-memory": ("benchmarks.memory", 600),
+    "trainer-memory-long": ("benchmarks.memory", 600),
+    "trainer-memory-vocabulary": ("benchmarks.memory", 600),
+    "trainer-memory-width": ("benchmarks.memory", 600),
     "verifier-scoring": ("benchmarks.verifier", 120),
     "verifier-scoring-one": ("benchmarks.verifier", 120),
     "verifier-service": ("benchmarks.verifier", 180),
     "policy-small": ("benchmarks.policy", 120),
     "policy-60mb": ("benchmarks.policy", 180),
     "policy-delta": ("benchmarks.policy", 240),
-    "policy-delta-link": ("benchmarks.policy", 600),
     "waiting": ("benchmarks.waiting", 300),
-    "commands": ("benchmarks.commands", 300),
-    "page": ("benchmarks.page", 300),
 }
-TARGET = Path("docs/benchmarks.md")
+TARGET = Path("var/bench.md")
 
 
 def main() -> int:
@@ -50,7 +45,6 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="row", help=f"all by default: {', '.join(ROWS)}")
-    parser.add_argument("--no-write", action="store_true", help=f"leave {TARGET} alone")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     unknown = [row for row in arguments.rows if row not in ROWS]
@@ -58,8 +52,7 @@ def main() -> int:
         parser.error(f"no row {unknown[0]}: rows are {', '.join(ROWS)}")
     if arguments.into:
         measure_here(arguments.rows[0], arguments.into)
-        return 0
-    return measure_all(arguments.rows or list(ROWS), write=not arguments.no_write and not arguments.rows)
+    return measure_all(arguments.rows or list(ROWS))
 
 
 def measure_here(row: str, into: Path) -> None:
@@ -72,31 +65,25 @@ def measure_here(row: str, into: Path) -> None:
     os._exit(0)
 
 
-def measure_all(rows: list[str], *, write: bool) -> int:
+def measure_all(rows: list[str]) -> int:
     """Measure rows one after another, each in its own process."""
-    console = Console(stderr=True)
-    facts, commit = machine(), code_commit()
-    started = time.monotonic()
+    commit, started = code_commit(), time.monotonic()
     results: list[Result] = []
     failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, row in enumerate(rows, start=1):
-            console.print(f"[{number}/{len(rows)}] {row} ({time.monotonic() - started:.0f} s so far)", markup=False)
+            say(f"[{number}/{len(rows)}] {row} ({time.monotonic() - started:.0f} s so far)")
             into = Path(folder) / f"{row}.json"
             cause = _in_own_process(row, into)
             if cause is None:
                 results.append(Result(**json.loads(into.read_text())))
             else:
                 failures[row] = cause
-                console.print(f"    not measured: {cause}", markup=False)
-    seconds = time.monotonic() - started
-    print_table(results, failures, Console(width=max(140, Console().width)))
-    if write:
-        run = {"date": time.strftime("%Y-%m-%d"), "commit": commit, "command": "python -m benchmarks"}
-        text = markdown(results, failures, facts, **run, seconds=seconds)
-        TARGET.parent.mkdir(exist_ok=True)
-        TARGET.write_text(with_notes_of(TARGET.read_text() if TARGET.exists() else "", text))
-        console.print(f"written to {TARGET} after {seconds:.0f} s")
+                say(f"not measured: {cause}")
+    text = markdown(results, failures, commit)
+    print(text)
+    TARGET.parent.mkdir(exist_ok=True)
+    TARGET.write_text(text)
     return 1 if failures else 0
 
 

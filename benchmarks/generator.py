@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Result, in_turns, quotients
-from benchmarks.table import median_of
 from benchmarks.workload import node_config, node_plane, running_server, service_context, spec_json
 from services.generator.engines.base import SamplingParams
 from services.generator.groups import call_seed
@@ -164,8 +164,8 @@ async def measure_generator_vllm() -> Result:
         ratios=quotients(ours, theirs),
         bar=0.90,
         direction="at least",
-        product=median_of(ours),
-        plain=median_of(theirs),
+        product=statistics.median(ours),
+        plain=statistics.median(theirs),
         remarks=[
             "service: deriving and rendering the tasks, claims by compare-and-set, decoding to text, packing, publishing; "
             "clock from the first claim until the last group is stored",
@@ -202,8 +202,8 @@ async def measure_generator_transformers() -> Result:
         ratios=quotients(ours, theirs),
         bar=0.90,
         direction="at least",
-        product=median_of(ours),
-        plain=median_of(theirs),
+        product=statistics.median(ours),
+        plain=statistics.median(theirs),
         remarks=[
             f"generate: {config.generator.groups_per_call} prompts a call as in the service, left-padded, num_return_sequences "
             f"{config.generator.completions}, sampling, key-value cache, no logprobs, no decoding to text; padding is not counted",

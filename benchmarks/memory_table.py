@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from benchmarks.shapes import SMOLLM2_135M
+from benchmarks.workload import SMOLLM2_135M
 from services.trainer.memory_need import MemoryNeed
 from swarm_cli.model.memory import ModelMemory, Way, model_memory
 

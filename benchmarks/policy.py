@@ -5,10 +5,8 @@ compared with a plain file of the same bytes.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
+import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -19,9 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.measuring import Result, in_turns, quotients
-from benchmarks.shapes import SMOLLM2_135M
-from benchmarks.table import median_of
-from benchmarks.workload import model_folder, node_config, node_plane, running_server, service_context
+from benchmarks.workload import SMOLLM2_135M, model_folder, node_config, node_plane, random_llama, running_server, service_context
 from services.generator.engines import create_engine
 from services.generator.engines.base import SamplingParams
 from services.generator.figures import Figures
@@ -173,8 +169,8 @@ async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Re
         ratios=quotients(ours, theirs),
         bar=3.0,
         direction="at most",
-        product=median_of(ours),
-        plain=median_of(theirs),
+        product=statistics.median(ours),
+        plain=statistics.median(theirs),
         remarks=[
             "the product's way: tensors to a safetensors file, hashed copy into the store with fsync, rename, pointer "
             "to the key-value bucket, watch, hash check, checks of names and shapes, load, copy into the model, one forward pass",
@@ -190,32 +186,19 @@ async def measure_policy_small() -> Result:
 
 async def measure_policy_60mb() -> Result:
     """With a policy of about 60 MB."""
-    return await _measure("policy-60mb", 9, _model_of_60_mb)
+    return await _measure("policy-60mb", 9, lambda folder: random_llama(folder, _60_MB, length=512))
 
 
-def _model_of_60_mb(folder: Path) -> Path:
-    """A model large enough that moving bytes and not messages takes the time, and small enough for
-    many turns. Its weights are random, because their values do not matter.
-    """
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE, write_model_folder
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=5,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        eos_token_id=END_TOKEN_ID,
-        pad_token_id=PAD_TOKEN_ID,
-        dtype="float32",
-    )
-    return write_model_folder(folder / "model", Qwen2ForCausalLM(config).eval())
+_60_MB = {
+    "vocab_size": 512,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
+"""Large enough that moving bytes and not messages takes the time, small enough for many turns."""
 
 
 def disk_folder() -> Path:
@@ -227,16 +210,14 @@ def disk_folder() -> Path:
 
 
 _CHANGED = 0.01
-_LINK_MBIT = 100
-_PAIRS = "BENCH_PAIRS"
 
 
 async def measure_policy_delta() -> Result:
     """With a policy of SmolLM2-135M's size in bfloat16."""
-    pairs = int(os.environ.get(_PAIRS, "7"))
+    pairs = 7
     with tempfile.TemporaryDirectory(dir=disk_folder()) as name:
         folder = Path(name)
-        model = _model_of_135m(folder)
+        model = random_llama(folder, SMOLLM2_135M, dtype="bfloat16")
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(running_server(folder))
             ways = []
@@ -272,38 +253,10 @@ async def measure_policy_delta() -> Result:
         ratios=quotients(ours, theirs),
         bar=1.0,
         direction="at most",
-        product=median_of(ours),
-        plain=median_of(theirs),
+        product=statistics.median(ours),
+        plain=statistics.median(theirs),
         remarks=["both sides write, hash and load 270 MB; the delta leaves out sending them and adds comparing and copying them"],
     )
-
-
-async def measure_policy_delta_link() -> Result:
-    """The same over a network of 100 Mbit/s."""
-    namespace = f"swarm-bench-{os.getpid()}"
-
-    def run(*command: str) -> None:
-        subprocess.run(command, check=True)
-
-    def measured() -> Any:
-        run("ip", "netns", "add", namespace)
-        try:
-            run("ip", "-n", namespace, "link", "set", "lo", "up")
-            shape = ["root", "tbf", "rate", f"{_LINK_MBIT}mbit", "burst", "128kb", "latency", "200ms"]
-            run("tc", "-n", namespace, "qdisc", "add", "dev", "lo", *shape)
-            with tempfile.TemporaryDirectory() as folder:
-                into = Path(folder) / "result.json"
-                row = [sys.executable, "-m", "benchmarks", "policy-delta", "--into", str(into)]
-                environment = {**os.environ, _PAIRS: "3"}
-                subprocess.run(["ip", "netns", "exec", namespace, *row], check=True, env=environment)
-                return json.loads(into.read_text())
-        finally:
-            run("ip", "netns", "delete", namespace)
-
-    found = await asyncio.to_thread(measured)
-    found["row"] = "policy-delta-link"
-    found["workload"] += f"; server, trainer and generator joined by {_LINK_MBIT} Mbit/s"
-    return Result(**found)
 
 
 @torch.no_grad()
@@ -311,22 +264,3 @@ def _train(model: Any) -> None:
     for parameter in model.parameters():
         bits = parameter.view(torch.int16)
         bits ^= (torch.rand(bits.shape) < _CHANGED).to(torch.int16)
-
-
-def _model_of_135m(folder: Path) -> Path:
-    """A model with SmolLM2-135M's shapes and dtype, because a delta's size depends on both. Its
-    weights are random, so that nothing need be downloaded.
-    """
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **SMOLLM2_135M,
-        max_position_embeddings=2048,
-        eos_token_id=END_TOKEN_ID,
-        pad_token_id=PAD_TOKEN_ID,
-        dtype="bfloat16",
-    )
-    return write_model_folder(folder / "model", LlamaForCausalLM(config).to(torch.bfloat16).eval())

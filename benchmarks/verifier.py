@@ -7,13 +7,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.measuring import Result, in_turns, quotients
-from benchmarks.table import median_of
 from benchmarks.workload import CHEAP_TASKS, answered_group, answered_tasks, node_config, node_plane, running_server, spec_json
 from shared.config import NodeConfig
 from shared.config.sections import VerifierSection
@@ -106,8 +106,8 @@ async def _measure_scoring(row: str, workers: int) -> Result:
         ratios=quotients(ours, theirs),
         bar=0.5,
         direction="at least",
-        product=median_of(ours),
-        plain=median_of(theirs),
+        product=statistics.median(ours),
+        plain=statistics.median(theirs),
         remarks=[
             "the product also extracts each answer, guards the scorer, compares the task with the one sent, "
             "and notes every step in shared memory, so that a hang is blamed on one answer",
@@ -154,11 +154,12 @@ async def measure_verifier_service() -> Result:
         ratios=quotients(ours, theirs),
         bar=0.5,
         direction="at least",
-        product=median_of(ours),
-        plain=median_of(theirs),
+        product=statistics.median(ours),
+        plain=statistics.median(theirs),
         remarks=[
             "the groups are in the stream while the verifier is stopped (SIGSTOP); clock from SIGCONT until the last one is stored",
-            f"a group costs the plain loop {1e6 / median_of(theirs):.0f} microseconds and the service {1e6 / median_of(ours):.0f}; "
+            f"a group costs the plain loop {1e6 / statistics.median(theirs):.0f} microseconds and the service "
+            f"{1e6 / statistics.median(ours):.0f}; "
             "the service fetches, decodes and validates, hashes, scores in the sandbox, encodes, publishes, waits for the server's "
             "acknowledgement and acknowledges each group; the plain loop has its answers in memory and stores nothing",
             f"parts of it alone, per group: decoding and validating {1e6 * _decode_s(config, turns[0]):.0f} microseconds, one "
@@ -199,7 +200,7 @@ def _decode_s(config: NodeConfig, answered: Answered) -> float:
         started = time.perf_counter()
         decode(payload, RolloutGroup)
         seconds.append(time.perf_counter() - started)
-    return median_of(seconds)
+    return statistics.median(seconds)
 
 
 async def _publish_s(config: NodeConfig, transport: Transport, answered: Answered) -> float:

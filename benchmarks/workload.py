@@ -40,6 +40,16 @@ from shared.transport.connect import connect
 from swarm_cli.installation import DEMO_CONFIG
 from tests.nats_server import NatsServer
 
+SMOLLM2_135M: dict[str, Any] = {
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
+"""Arguments of `LlamaConfig`, from the `config.json` of HuggingFaceTB/SmolLM2-135M-Instruct."""
 MODEL = Path("models/base")
 CHEAP_TASKS = [
     {"dataset": "chain_sum", "weight": 1.0, "config": {}},
@@ -54,6 +64,24 @@ def model_folder(folder: Path) -> Path:
     from tests.engines.tiny_models import random_policy, write_model_folder
 
     return write_model_folder(folder / "model", random_policy(0, tied=False))
+
+
+def random_llama(
+    folder: Path, shape: Mapping[str, Any], *, length: int = 2048, dtype: str = "float32", spread: float = 0.02
+) -> Path:
+    """A model folder below `folder` with these shapes, a byte tokenizer and random weights, because
+    their values do not matter. `length`: its context; `spread`: of the weights.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
+
+    torch.manual_seed(0)
+    ends = {"eos_token_id": END_TOKEN_ID, "pad_token_id": PAD_TOKEN_ID}
+    given = {"tie_word_embeddings": True, **shape}
+    config = LlamaConfig(**given, **ends, max_position_embeddings=length, initializer_range=spread, dtype=dtype)
+    return write_model_folder(folder / "model", LlamaForCausalLM(config).to(getattr(torch, dtype)).eval())
 
 
 def node_config(folder: Path, url: str, **sections: Mapping[str, Any]) -> NodeConfig:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gpu.finding import Finding, Setting, page
+from benchmarks.gpu.setting import Finding, Setting, page
 from benchmarks.table import machine
 
 PARTS = {
@@ -25,7 +25,7 @@ PARTS = {
     "sharded": ("benchmarks.gpu.training", "check_sharded", 60),
     "speed": ("benchmarks.gpu.training", "check_speed", 120),
     "deltas": ("benchmarks.gpu.training", "check_deltas", 60),
-    "publish": ("benchmarks.gpu.publishing", "check", 60),
+    "publish": ("benchmarks.gpu.training", "check_publish", 60),
     "turns": ("benchmarks.gpu.turns", "check", 200),
     "learning": ("benchmarks.gpu.learning", "check", 400),
 }

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.finding import Finding, Setting
+from benchmarks.gpu.setting import Finding, Setting
 from benchmarks.waiting import free_ports
 from services.generator.engines import has_cuda_vllm
 from swarm_cli.installation import DEMO_CONFIG, shown

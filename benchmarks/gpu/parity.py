@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.finding import Finding, Setting
-from benchmarks.gpu.models import config_for, small_model
+from benchmarks.gpu.setting import Finding, Setting, config_for, small_model
 from services.generator.engines import SamplingParams, create_engine
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import batch_logprobs

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.finding import Finding, Setting
-from benchmarks.gpu.models import small_model
+from benchmarks.gpu.setting import Finding, Setting, small_model
 from services.generator.engines import Engine, SamplingParams, create_engine, has_cuda_vllm
 from shared.device_turns import DeviceTurns
 

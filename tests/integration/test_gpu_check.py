@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.__main__ import PARTS, TARGET, part_environment
-from benchmarks.gpu.finding import Finding, page
+from benchmarks.gpu.setting import Finding, page
 from tests.forked import Forked, run
 from tests.forked_commands import Commands
 

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, FalconConfig, Gemma2Config, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
-from benchmarks.head import most_held
+from benchmarks.memory import most_held
 from benchmarks.memory_table import PAGE, TOKENS, WIDTH, shapes
 from benchmarks.workload import node_config, random_batch
 from services.trainer.learner import Learner
@@ -56,7 +56,7 @@ def test_a_measured_step_holds_at_most_what_is_said_and_not_much_less(
 
 def step_bytes(config: PreTrainedConfig, answer: int, budget: int, folder: Path) -> float:
     """Most that is held in a learner's second step, on two groups of its own: see
-    `benchmarks.step_memory`.
+    `benchmarks.memory`.
     """
     model = AutoModelForCausalLM.from_config(config)
     for token in ("eos_token_id", "pad_token_id", "bos_token_id"):

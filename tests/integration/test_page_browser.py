@@ -299,7 +299,6 @@ def test_scores_are_ranked_on_the_same_tasks_and_by_signature_and_hostile_text_i
 
 
 def test_a_swarm_of_a_hundred_nodes_fits_in_300_kilobytes(browser: Any, server: NatsServer, tmp_path: Path) -> None:
-    """How long it takes is measured by `python -m benchmarks page`."""
 
     async def write() -> None:
         swarm = await PageSwarm.open(server.url, tmp_path / "runs" / "dev")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.step_memory import BAR, StepShape, measure_step, measure_width
+from benchmarks.memory import BAR, StepShape, measure_step, measure_width
 
 _BODY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
 

@@ -164,7 +164,7 @@ def test_every_public_function_and_class_has_a_docstring() -> None:
     """But for tests, whose names are sentences. The examples too, which readers copy."""
     assert undocumented("it", 'def a(): pass\nclass B: pass\ndef _c(): pass\ndef d():\n    "So."\n') == ["it: a", "it: B"]
     files = {name: text for name, text in texts("*.py").items() if not re.search(r"(^|/)(tests/|test_)", name)}
-    assert {"benchmarks/step_memory.py", "docs/examples/engine/swarm_example_engine.py"} < files.keys()
+    assert {"benchmarks/memory.py", "docs/examples/engine/swarm_example_engine.py"} < files.keys()
     found = [each for name, text in files.items() for each in undocumented(name, text)]
     assert not found, f"a docstring: {', '.join(found)}"
 

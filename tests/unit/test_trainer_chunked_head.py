@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import services.trainer.gradient.forward as forward
-from benchmarks.head import peak_bytes
+from benchmarks.memory import peak_bytes
 from services.trainer.gradient.forward import LogitTransform, SeparateHead, chunked_logprobs, completion_logprobs
 from services.trainer.gradient.rows import TokenRows, build_rows, plan_rows
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.head import most_held
+from benchmarks.memory import most_held
 from services.trainer.gradient import forward
 from services.trainer.gradient.forward import completion_logprobs, plain_rows_reason, supports_shared_prompt
 from services.trainer.gradient.rows import RowSlice, TokenGroup, block_causal_mask, build_rows, plan_rows

@@ -1,12 +1,14 @@
-"""Compares the memory of a whole training step with the minimum that any trainer needs.
+"""Compares the memory of a training step, and of its output layer alone, with a bar.
 
-The minimum is weights, gradients and Adam's two moments in float32, and what the body of a bare
-model saves of one micro-batch for the backward pass. A trainer can waste memory on logits,
-attention masks, copies of gradients and the optimizer's temporaries.
+A whole step is compared with the minimum that any trainer needs: weights, gradients and Adam's two
+moments in float32, and what the body of a bare model saves of one micro-batch for the backward
+pass. A trainer can waste memory on logits, attention masks, copies of gradients and the optimizer's
+temporaries.
 """
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import time
 from dataclasses import dataclass
@@ -17,26 +19,17 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.head import most_held
 from benchmarks.measuring import Result
-from benchmarks.workload import node_config, random_batch
+from benchmarks.workload import SMOLLM2_135M, node_config, random_batch, random_llama
+from services.trainer.gradient.forward import CHUNK_BYTES, LogitTransform, chunked_logprobs
 from services.trainer.learner import Learner
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.hub_models import hub_arguments
-from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
 BAR = 1.3
 _TRAINED_BYTES = 16
 """Bytes of a parameter's float32 weight, gradient and two moments."""
-_SMOLLM2 = {
-    "vocab_size": 49_152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-}
 _LARGE_VOCABULARY = {
     "vocab_size": 151_936,
     "hidden_size": 256,
@@ -61,7 +54,7 @@ class StepShape:
     a pass.
     """
 
-    model: dict[str, int]
+    model: dict[str, Any]
     prompt: int
     answers: int
     answer: int
@@ -70,12 +63,12 @@ class StepShape:
 
 async def measure_trainer_memory() -> Result:
     """The shapes of SmolLM2-135M, 16 answers of 64 tokens."""
-    return measure_step("trainer-memory", StepShape(_SMOLLM2, prompt=64, answers=16, answer=64, budget=2048))
+    return measure_step("trainer-memory", StepShape(SMOLLM2_135M, prompt=64, answers=16, answer=64, budget=2048))
 
 
 async def measure_trainer_memory_long() -> Result:
     """The same with four answers of 960 tokens after a prompt of 64."""
-    return measure_step("trainer-memory-long", StepShape(_SMOLLM2, prompt=64, answers=4, answer=960, budget=2048))
+    return measure_step("trainer-memory-long", StepShape(SMOLLM2_135M, prompt=64, answers=4, answer=960, budget=2048))
 
 
 async def measure_trainer_memory_vocabulary() -> Result:
@@ -160,7 +153,11 @@ def _config(folder: Path, shape: StepShape) -> NodeConfig:
     return node_config(
         folder,
         "nats://127.0.0.1:4222",
-        model={"path": str(_model(folder, shape)), "device": "cpu", "dtype": "float32"},
+        model={
+            "path": str(random_llama(folder, shape.model, length=max(4096, shape.prompt + shape.answer))),
+            "device": "cpu",
+            "dtype": "float32",
+        },
         trainer={"token_budget": shape.budget, "threads": 1, "warmup_steps": 0, "objective": "dapo"},
         generator={"max_new_tokens": shape.answer},
     )
@@ -205,16 +202,75 @@ def _batch(learner: Learner, shape: StepShape, number: int) -> Batch:
     )
 
 
-def _model(folder: Path, shape: StepShape) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
+HEAD_TOKENS, HEAD_VOCABULARY, HEAD_WIDTH = 16_384, 151_936, 8
+BAR_BYTES = 1e9
+_COPIES_HELD = 5
+"""How many copies of all logits the plain way holds (`tests/unit/test_trainer_chunked_head.py`
+counts at least 3 without a soft cap).
+"""
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **shape.model,
-        max_position_embeddings=max(4096, shape.prompt + shape.answer),
-        tie_word_embeddings=True,
-        eos_token_id=END_TOKEN_ID,
-        pad_token_id=PAD_TOKEN_ID,
-        dtype="float32",
+
+def peak_bytes(
+    tokens: int, vocabulary: int, hidden_size: int, *, chunk_bytes: int | None = CHUNK_BYTES, softcap: float | None = None
+) -> int:
+    """Peak bytes, beyond hidden states, weight and targets, while logprobs and gradients are
+    computed on the CPU.
+
+    chunk_bytes: None means all logits at once, by automatic differentiation. In float32; every
+    allocation of torch's is counted.
+    """
+    hidden = torch.randn(tokens, hidden_size, requires_grad=True)
+    weight = torch.randn(vocabulary, hidden_size, requires_grad=True)
+    targets = torch.randint(vocabulary, (tokens,))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        if chunk_bytes is None:
+            logprobs = _all_at_once(hidden, weight, targets, softcap)
+        else:
+            transform = LogitTransform(softcap=softcap)
+            logprobs, _ = chunked_logprobs(hidden, weight, None, targets, transform=transform, chunk_bytes=chunk_bytes)
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    return most_held(recorded)
+
+
+def most_held(recorded: profile) -> int:
+    """Peak bytes beyond those held at the start, by torch's own count of every allocation."""
+    held, peak = 0, 0
+    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def _all_at_once(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
+    logits = hidden @ weight.t()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+
+async def measure_trainer_head() -> Result:
+    """As many tokens as the default token budget, with Qwen's vocabulary, forward and backward."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.monotonic()
+    peak = peak_bytes(HEAD_TOKENS, HEAD_VOCABULARY, HEAD_WIDTH)
+    seconds = time.monotonic() - started
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    whole = 4 * HEAD_TOKENS * HEAD_VOCABULARY
+    return Result(
+        row="trainer-head",
+        measured="memory of the trainer's output layer, softmax and entropy, forward and backward: logits in chunks",
+        against="1 GB (1e9 bytes)",
+        workload=f"{HEAD_TOKENS:,} tokens, vocabulary {HEAD_VOCABULARY:,}, float32, hidden size {HEAD_WIDTH}: only logits count",
+        unit="GB",
+        ratios=[peak / BAR_BYTES],
+        bar=1.0,
+        direction="at most",
+        product=peak / BAR_BYTES,
+        plain=None,
+        remarks=[
+            f"every allocation as torch's profiler counts it, gradients included; the process grew by {grown / 1e9:.2f} GB",
+            f"all logits at once are {whole / 1e9:.1f} GB; the plain way, not run here, holds them {_COPIES_HELD} times",
+            f"chunks of {CHUNK_BYTES / 2**20:.0f} MiB; {seconds:.0f} s on one thread",
+        ],
     )
-    return write_model_folder(folder / "model", LlamaForCausalLM(config).eval())
