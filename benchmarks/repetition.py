@@ -26,19 +26,9 @@ from services.trainer.gradient.update import UpdateConfig
 from services.trainer.selection.intake import IntakeRules, take_in
 from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, least_logprob, local_means, prefer
 from shared.contracts.codec import pack_ids, pack_logprobs
-from shared.contracts.messages import (
-    Batch,
-    BatchItem,
-    Completion,
-    ModelIdentity,
-    Preference,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    Task,
-    TaskRef,
-)
+from shared.contracts.messages import Batch, BatchItem, Completion, Preference, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 from shared.contracts.sampler_state import SamplerState
+from shared.contracts.wire import ModelIdentity
 from shared.model.prompts import render_prompt, tokenizer_hash
 from shared.tasks.derive import derive_task
 

@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from services.trainer.learner import Learner
 from services.trainer.records import StepRecord
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Completion, ModelIdentity, Preference, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.messages import Completion, Preference, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.wire import ModelIdentity
 from tests.integration.trainer_life import NODE, batch_of, node_config, tiny_policy
 
 PROMPT_TOKENS, ANSWER_TOKENS, COMPLETIONS = 60, 200, 8

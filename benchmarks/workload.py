@@ -18,19 +18,10 @@ from prometheus_client import CollectorRegistry
 
 from shared.config import NodeConfig, load_config
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import (
-    Batch,
-    BatchItem,
-    Completion,
-    ModelIdentity,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    Task,
-    TaskRef,
-)
+from shared.contracts.messages import Batch, BatchItem, Completion, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams
+from shared.contracts.wire import ModelIdentity
 from shared.runtime import ServiceContext
 from shared.runtime.logs import configure_logging
 from shared.runtime.status import StatusBoard

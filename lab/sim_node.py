@@ -25,7 +25,8 @@ from services.sampler.share_controller import Evaluation, Shares, after_batch, n
 from services.sampler.strategies import strategy_named
 from shared.contracts.codec import content_id, encode
 from shared.contracts.control import TaskLedger, TrainerPosition
-from shared.contracts.messages import Batch, ModelIdentity, RolloutGroup, ScoredGroup
+from shared.contracts.messages import Batch, RolloutGroup, ScoredGroup
+from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey
 from shared.model.prompts import encode_answer, tokenizer_hash
 from shared.rewards import is_informative

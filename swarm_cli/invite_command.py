@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import typer
 
 from shared.config import NodeConfig
-from shared.contracts.messages import SWARM_SCHEMA_VERSION
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_SCHEMA_VERSION
 from shared.identity import keys
 from shared.identity.roster import RosterError, read_roster
 from shared.registry import VERIFIERS

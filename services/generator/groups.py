@@ -13,8 +13,9 @@ from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
 from shared.cancelling import together
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import ROLLOUT_ID_HEADER, Completion, ModelIdentity, RolloutGroup, Sampling, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, Completion, RolloutGroup, Sampling, rollout_id_of
 from shared.contracts.subjects import node_rollouts, node_rollouts_stream
+from shared.contracts.wire import ModelIdentity
 from shared.runtime import ServiceContext, spans
 from shared.seeds import number_from
 from shared.transport.base import NotConnected, StreamFull, TransportError

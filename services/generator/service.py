@@ -31,10 +31,9 @@ from shared.cancelling import run_until_stopped
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
-from shared.contracts.messages import ModelIdentity
 from shared.contracts.status_figures import EVALUATING_BASE
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
-from shared.contracts.wire import MessageError
+from shared.contracts.wire import MessageError, ModelIdentity
 from shared.device_turns import device_turns
 from shared.model.prompts import tokenizer_hash
 from shared.model.reading import load_tokenizer, model_max_length

@@ -29,8 +29,8 @@ from services.verifier.trust import Bans, Trust
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_foreign
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
-from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
+from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
+from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, ModelIdentity
 from shared.identity import keys
 from shared.registry import SCORED_LOCALLY
 from shared.rewards import unknown_of

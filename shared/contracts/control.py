@@ -10,11 +10,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.contracts.messages import ModelIdentity
 from shared.contracts.wire import (
     Count,
     DatasetName,
     Message,
+    ModelIdentity,
     NodeId,
     Number,
     PlainText,

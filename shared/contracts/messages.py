@@ -24,6 +24,7 @@ from shared.contracts.wire import (
     DatasetName,
     FinishReason,
     Message,
+    ModelIdentity,
     NodeId,
     Origin,
     PlainText,
@@ -37,16 +38,6 @@ from shared.contracts.wire import (
     SwarmSchemaVersion,
     UnixTime,
 )
-
-SCHEMA_VERSION = 1
-"""Version of every message except `SignedRollouts`. It is also part of the subjects of held-out
-scores.
-"""
-
-SWARM_SCHEMA_VERSION = 2
-"""Version of `SignedRollouts`; also part of the subjects of shared groups (`swarm.rollouts.v2...`).
-Version 2 added the swarm's name.
-"""
 
 MAX_COMPLETIONS = 1024
 _ARRAY_BYTES = 4 * MAX_TOKENS
@@ -103,15 +94,6 @@ class Sampling(Message, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     max_new_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 256
-
-
-class ModelIdentity(Message, frozen=True, kw_only=True):
-    """The model that sampled: its public name and the hash of its tokenizer
-    (`shared.model.prompts`).
-    """
-
-    name: PlainText
-    tokenizer_hash: Sha256
 
 
 class RolloutGroup(Message, frozen=True, kw_only=True):

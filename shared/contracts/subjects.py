@@ -7,8 +7,7 @@ create as many subjects as it likes.
 
 from __future__ import annotations
 
-from shared.contracts.messages import SCHEMA_VERSION, SWARM_SCHEMA_VERSION
-from shared.contracts.wire import is_node_name
+from shared.contracts.wire import SCHEMA_VERSION, SWARM_SCHEMA_VERSION, is_node_name
 
 SWARM_ROLLOUTS = "SWARM_ROLLOUTS"
 SWARM_EVALS = "SWARM_EVALS"

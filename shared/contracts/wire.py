@@ -13,6 +13,15 @@ from shared.text import HIDDEN, visible
 
 SchemaVersion = Literal[1]
 SwarmSchemaVersion = Literal[2]
+SCHEMA_VERSION = 1
+"""Version of every message except `SignedRollouts`. It is also part of the subjects of held-out
+scores.
+"""
+
+SWARM_SCHEMA_VERSION = 2
+"""Version of `SignedRollouts`; also part of the subjects of shared groups (`swarm.rollouts.v2...`).
+Version 2 added the swarm's name.
+"""
 _SWARM_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 SWARM_ID_PATTERN = rf"^{_SWARM_ID}$"
 r"""For pydantic, in whose patterns `$` matches only at the very end, and which does not know \Z."""
@@ -71,3 +80,12 @@ class Message(Struct, frozen=True, kw_only=True):
     newer version may add a field with a default. It raises the schema version instead if older
     software must not ignore the field, or must not lose it when it writes a record back.
     """
+
+
+class ModelIdentity(Message, frozen=True, kw_only=True):
+    """The model that sampled: its public name and the hash of its tokenizer
+    (`shared.model.prompts`).
+    """
+
+    name: PlainText
+    tokenizer_hash: Sha256

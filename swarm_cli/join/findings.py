@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.config import NodeConfig, TaskSpec
-from shared.contracts.messages import SWARM_SCHEMA_VERSION
+from shared.contracts.wire import SWARM_SCHEMA_VERSION
 from shared.registry import TASK_SOURCES
 from shared.version import VERSION
 from swarm_cli.invitation import Accepted, Invitation, OfferedTask

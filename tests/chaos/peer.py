@@ -15,7 +15,8 @@ from services.verifier.sharing import sign
 from shared.config.sections import TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, TaskRef
+from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.derive import derive_task
 from shared.transport.base import TransportError

@@ -13,7 +13,8 @@ from services.generator.engines import EngineError, Sample, SamplingParams, crea
 from services.generator.groups import rollout_group
 from services.generator.tasks import PromptedTask
 from services.trainer.selection.group_tokens import SkippedGroup, local_tokens
-from shared.contracts.messages import ModelIdentity, Task, TaskRef
+from shared.contracts.messages import Task, TaskRef
+from shared.contracts.wire import ModelIdentity
 from tests.engines.openai_server import OPENAIS_OWN, Behaviour, openai_server
 
 KEY = "sk-not-for-logs"

@@ -23,19 +23,10 @@ from services.trainer.records import batch_line
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, TaskScore, TrainerPosition
-from shared.contracts.messages import (
-    Batch,
-    BatchItem,
-    Completion,
-    ModelIdentity,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    Task,
-    TaskRef,
-)
+from shared.contracts.messages import Batch, BatchItem, Completion, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
+from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.lease.name import take_name

@@ -20,8 +20,9 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, ScoredGroup, TaskRef
 from shared.contracts.streams import prepare_node_streams, prepare_swarm_streams
+from shared.contracts.wire import ModelIdentity
 from shared.runtime import ServiceContext
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard

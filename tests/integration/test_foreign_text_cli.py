@@ -20,11 +20,11 @@ import pytest
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, Task, TaskRef
 from shared.contracts.senders import Ban, BanList, SendersReport, SenderStanding
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.subjects import BANS_KEY, SENDERS_PREFIX
-from shared.contracts.wire import Message
+from shared.contracts.wire import Message, ModelIdentity
 from shared.dead_letters import CAUSE_HEADER
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.blobs import BLOB_HEADER

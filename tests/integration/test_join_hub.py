@@ -21,9 +21,8 @@ from typer.testing import CliRunner
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.messages import ModelIdentity
 from shared.contracts.streams import ensure_swarm_streams
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.wire import DEFAULT_SWARM_ID, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import swarm_observer
 from shared.identity.statements import sign_statement

@@ -15,7 +15,7 @@ import pytest
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import NodeRecord
-from shared.contracts.messages import ModelIdentity
+from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, WAIT_MS, Looker, written

@@ -24,11 +24,11 @@ from services.verifier.swarm_reader import SwarmLink
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, unpack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef, signed_bytes
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef, signed_bytes
 from shared.contracts.senders import SendersReport
 from shared.contracts.streams import ensure_node_streams, prepare_swarm_streams
 from shared.contracts.subjects import SENDERS_PREFIX
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.wire import DEFAULT_SWARM_ID, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import SignatureStatus, hear
 from shared.run_records import read_jsonl, refused_file

@@ -27,21 +27,12 @@ from shared.config import NodeConfig
 from shared.config.trainer_section import TrainerConstants
 from shared.contracts.codec import decode, encode, pack_ids, pack_logprobs
 from shared.contracts.control import PolicyPointer, TrainerPosition
-from shared.contracts.messages import (
-    Batch,
-    BatchItem,
-    Completion,
-    ModelIdentity,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    Task,
-    TaskRef,
-)
+from shared.contracts.messages import Batch, BatchItem, Completion, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import POLICY_KEY, TRAINER_KEY, node_batches, node_batches_stream, node_bucket
+from shared.contracts.wire import ModelIdentity
 from shared.model.prompts import tokenizer_hash
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard

@@ -22,7 +22,8 @@ from lab.simulate import Simulation
 from lab.spec import Attack, SpecError
 from lab.task_desk import Shared
 from shared.config import TaskSpec
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, TaskRef
+from shared.contracts.wire import ModelIdentity
 from shared.tasks.derive import derive_task
 from shared.tasks.evaluation import PASS_REWARD
 from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec

@@ -20,7 +20,8 @@ from services.generator.groups import rollout_group
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
-from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup
+from shared.contracts.messages import RolloutGroup, ScoredGroup
+from shared.contracts.wire import ModelIdentity
 from shared.model.loading import load_causal_lm
 from shared.model.prompts import answer_text, tokenizer_hash
 from shared.model.reading import load_tokenizer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shared.contracts.codec import content_id, encode
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.wire import ModelIdentity
 from shared.tasks.evaluation import PASS_REWARD
 
 

@@ -21,8 +21,8 @@ from services.verifier.trust import KnownKeys
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, SignedRollouts, Task, TaskRef, signed_bytes
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, SignedRollouts, Task, TaskRef, signed_bytes
+from shared.contracts.wire import DEFAULT_SWARM_ID, ModelIdentity
 from shared.identity.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
 from shared.registry import SCORED_LOCALLY
 from shared.tasks.held_out import HeldOut

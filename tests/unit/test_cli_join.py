@@ -24,8 +24,7 @@ from shared.config import NodeConfig, TaskSpec, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.messages import ModelIdentity
-from shared.contracts.wire import is_node_name
+from shared.contracts.wire import ModelIdentity, is_node_name
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, SignatureStatus, sign_statement
 from swarm_cli.errors import CommandError

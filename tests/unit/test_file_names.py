@@ -16,7 +16,8 @@ from rich.console import Console
 from services.generator.service import record_file_names
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.control import NodeRecord
-from shared.contracts.messages import BatchItem, ModelIdentity
+from shared.contracts.messages import BatchItem
+from shared.contracts.wire import ModelIdentity
 from shared.identity.statements import Heard, SignatureStatus
 from shared.run_records import FILE_NAMES_FILE
 from swarm_cli.dashboard.group_page import step_object

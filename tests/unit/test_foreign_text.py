@@ -24,8 +24,8 @@ from services.verifier.refusals import Refusal, Refused
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus
-from shared.contracts.messages import Completion, ModelIdentity
-from shared.contracts.wire import MessageError, is_node_name
+from shared.contracts.messages import Completion
+from shared.contracts.wire import MessageError, ModelIdentity, is_node_name
 from shared.runtime.logs import configure_logging
 from shared.runtime.metrics import service_registry
 from shared.runtime.status import StatusBoard

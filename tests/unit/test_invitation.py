@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from shared.config import load_config
 from shared.contracts.codec import encode
-from shared.contracts.messages import SWARM_SCHEMA_VERSION
+from shared.contracts.wire import SWARM_SCHEMA_VERSION
 from shared.identity.keys import SigningKey, new_seed
 from swarm_cli import runs
 from swarm_cli.app import app

@@ -15,7 +15,8 @@ from services.generator.figures import Figures
 from services.generator.groups import GroupPublisher, rollout_group
 from services.generator.tasks import PromptedTask
 from services.sampler.logs import ScoredLog
-from shared.contracts.messages import ModelIdentity, RolloutGroup, Task, TaskRef
+from shared.contracts.messages import RolloutGroup, Task, TaskRef
+from shared.contracts.wire import ModelIdentity
 from shared.runtime.status import StatusBoard
 from shared.transport.base import NotConnected, StreamFull, TooLarge
 

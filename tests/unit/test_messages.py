@@ -26,8 +26,8 @@ from shared.contracts.codec import (
     unpack_logprobs,
 )
 from shared.contracts.control import PolicyPointer
-from shared.contracts.messages import MAX_COMPLETIONS, Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef
-from shared.contracts.wire import MessageError
+from shared.contracts.messages import MAX_COMPLETIONS, Completion, RolloutGroup, Sampling, Task, TaskRef
+from shared.contracts.wire import MessageError, ModelIdentity
 
 
 def a_group(**changes: object) -> RolloutGroup:

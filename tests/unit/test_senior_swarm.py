@@ -9,7 +9,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.limits import SWARM_LIMITS
-from shared.contracts.messages import ModelIdentity
+from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, hear, sign_statement
 from swarm_cli.observe.evaluation_log import EvaluationLog

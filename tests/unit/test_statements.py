@@ -9,8 +9,8 @@ from shared.config import TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord, TaskScore
-from shared.contracts.messages import ModelIdentity, Task, TaskRef
-from shared.contracts.wire import MessageError
+from shared.contracts.messages import Task, TaskRef
+from shared.contracts.wire import MessageError, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import SignatureStatus, SignedStatement, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id

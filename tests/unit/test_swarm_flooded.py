@@ -19,8 +19,9 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.messages import ROLLOUT_ID_HEADER, ModelIdentity, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.streams import ensure_swarm_streams
+from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import OTHER_SWARM, SignatureStatus, sign_statement
 from shared.transport.base import StoredMessage, Transport

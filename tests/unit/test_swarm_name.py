@@ -14,7 +14,7 @@ from services.verifier.sharing import SILENT_S, TWIN_LOOKS, SwarmName
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import NodeRecord
-from shared.contracts.messages import ModelIdentity
+from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.runtime import FatalError

@@ -23,8 +23,8 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, TrainerPosition
-from shared.contracts.messages import ModelIdentity
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
+from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, SignatureStatus, hear
 from shared.roles import ROLES, Role

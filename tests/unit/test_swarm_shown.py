@@ -7,9 +7,8 @@ import time
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.messages import ModelIdentity
 from shared.contracts.streams import ensure_swarm_streams
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.wire import DEFAULT_SWARM_ID, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, SignatureStatus, sign_statement
 from swarm_cli.invitation import Member, write_token

@@ -17,7 +17,8 @@ from services.trainer.selection.intake import take_in
 from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, least_logprob
 from shared.config import load_config
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.messages import Batch, Completion, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.wire import ModelIdentity
 from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
 from shared.tasks.evaluation import PASS_REWARD
