@@ -17,37 +17,42 @@ from tests.architectures.tiny import ARCHITECTURES, NotSmall
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _BEGIN = "<!-- architectures: written by `python -m tests.architectures.table` -->"
-_HEAD = "| architecture | engine | trainer | why |\n|---|---|---|---|"
+_HEAD = "| engine | trainer | why | architectures |\n|---|---|---|---|"
 
 
-def table_row(kind: str) -> str:
-    """One line of the table, found out anew. Measured numbers are left out: they differ from
-    machine to machine.
+def outcome(kind: str) -> str:
+    """The first cells of an architecture's row, found out anew. Measured numbers are left out: they
+    differ from machine to machine.
     """
     try:
         engine, trainer = findings(kind)
-    except NotSmall as reason:
-        return f"| `{kind}` | not tried | not tried | {_words(str(reason))} |"
+    except NotSmall:
+        return "| not tried | not tried | |"
     why = [f"{side}: {_words(found.reason)}" for side, found in (("engine", engine), ("trainer", trainer)) if found.reason]
-    return f"| `{kind}` | {engine.way or 'refused'} | {trainer.way or 'refused'} | {'; '.join(why)} |"
+    return f"| {engine.way or 'refused'} | {trainer.way or 'refused'} | {'; '.join(why).replace(f' ({kind})', '')} |".replace(
+        "|  |", "| |"
+    )
 
 
-def committed_rows() -> dict[str, str]:
-    """The lines of the committed table, by architecture."""
-    lines = PAGE.read_text().partition(_BEGIN)[2].splitlines()
-    return {match[1]: line for line in lines if (match := re.match(r"\| `([^`]+)` \|", line))}
+def committed_outcomes() -> dict[str, str]:
+    """The first cells of the committed table, by architecture."""
+    rows = re.findall(r"^(\|.*\|) (`.*`) \|$", PAGE.read_text().partition(_BEGIN)[2], re.MULTILINE)
+    return {kind: cells for cells, kinds in rows for kind in re.findall(r"`([^`]+)`", kinds)}
 
 
 def write_table(chosen: Sequence[str]) -> None:
-    """Try the chosen architectures and replace their lines in the page; the others' lines stay."""
-    rows = committed_rows()
+    """Try the chosen architectures and write the page's table; what is known of others stays."""
+    found = committed_outcomes()
     for kind in chosen:
-        rows[kind] = table_row(kind)
-        print(rows[kind], flush=True)
-    lines = [rows[kind] for kind in ARCHITECTURES]
+        found[kind] = outcome(kind)
+        print(kind, found[kind], flush=True)
+    alike: dict[str, list[str]] = {}
+    for kind in ARCHITECTURES:
+        alike.setdefault(found[kind], []).append(f"`{kind}`")
+    lines = [f"{cells} {', '.join(kinds)} |" for cells, kinds in sorted(alike.items(), key=lambda each: -len(each[1]))]
+    tried = sum("| not tried |" not in found[kind] for kind in ARCHITECTURES)
+    counted = f"transformers {__version__}: {len(ARCHITECTURES)} architectures, {tried} of them tried."
     text = PAGE.read_text().partition(_BEGIN)[0]
-    tried = sum("| not tried |" not in line for line in lines)
-    counted = f"transformers {__version__}: {len(lines)} architectures, {tried} of them tried."
     PAGE.write_text("\n".join([text + _BEGIN, "", counted, "", _HEAD, *lines, ""]))
 
 

@@ -15,7 +15,7 @@ from services.generator.engines.batching import WAYS, UnsafeModel, choose_batchi
 from services.trainer.gradient.forward import plain_rows_reason, set_training_modes, silence
 from services.trainer.policy_model import UntrainableModel, check_trainable
 from tests.architectures.checks import CONTEXT, PAD
-from tests.architectures.table import committed_rows
+from tests.architectures.table import committed_outcomes
 from tests.architectures.tiny import tiny_model
 
 ORDINARY = ("gemma2", "gemma3_text", "gpt2", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3")
@@ -35,7 +35,7 @@ ALWAYS = (
 )
 ENGINE_WAYS = [*(way.name for way in WAYS), "refused"]
 TRAINER_WAYS = ["shared prompts", "plain rows", "refused"]
-TRIED = sorted(kind for kind, row in committed_rows().items() if "not tried" not in row)
+TRIED = sorted(kind for kind, row in committed_outcomes().items() if "not tried" not in row)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def ways(kind: str) -> tuple[str, str]:
 
 def check(kind: str, *, same: bool) -> None:
     engine, trainer = ways(kind)
-    table_engine, table_trainer = (cell.strip() for cell in committed_rows()[kind].split("|")[2:4])
+    table_engine, table_trainer = (cell.strip() for cell in committed_outcomes()[kind].split("|")[1:3])
     if same:
         assert (engine, trainer) == (table_engine, table_trainer)
     assert ENGINE_WAYS.index(engine) >= ENGINE_WAYS.index(table_engine), f"{kind}: {engine} in bfloat16, {table_engine} in float32"

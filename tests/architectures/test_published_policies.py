@@ -17,7 +17,7 @@ from shared.config.sections import LoraSection, ModelSection
 from shared.model.loading import load_causal_lm
 from shared.model.weights import Adapters, adapter_tensors, base_fingerprint, policy_tensors, write_tensors
 from tests.architectures.checks import PROMPTS, alone
-from tests.architectures.table import committed_rows
+from tests.architectures.table import committed_outcomes
 from tests.architectures.tiny import NotSmall, byte_model
 from tests.engines.tiny_models import byte_tokenizer
 
@@ -28,7 +28,7 @@ ALWAYS = (
     "llama",
     "mamba",
 )
-TRAINABLE = sorted(kind for kind, row in committed_rows().items() if "not tried" not in row and "| refused |" not in row)
+TRAINABLE = sorted(kind for kind, row in committed_outcomes().items() if "not tried" not in row and "| refused |" not in row)
 
 
 @pytest.fixture(autouse=True)
