@@ -4,7 +4,6 @@ the cause.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,17 +27,6 @@ def attempt_id(message: StoredMessage, group_id: str) -> str:
     """
     requeued_as = message.headers.get("Nats-Msg-Id", "")
     return f"{group_id}-{requeued_as}" if requeued_as.startswith(REQUEUED) else group_id
-
-
-def spent_seq(notice: bytes) -> int:
-    """Stream position of the message that a `MAX_DELIVERIES` advisory is about; 0, which no message
-    has, if the notice is not such an advisory.
-    """
-    try:
-        seq = json.loads(notice)["stream_seq"]
-    except (ValueError, KeyError, TypeError):
-        return 0
-    return seq if isinstance(seq, int) and seq > 0 else 0
 
 
 async def bury(transport: Transport, node: str, payload: bytes, cause: str, *, message_id: str) -> None:

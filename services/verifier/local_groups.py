@@ -25,7 +25,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
-from shared.dead_letters import attempt_id, bury, spent_seq
+from shared.dead_letters import attempt_id, bury
 from shared.rewards import unknown_of
 from shared.runtime import spans
 from shared.runtime.logs import Log
@@ -235,7 +235,6 @@ class LocalOutcomes:
         )
 
 
-NOTICES_PERIOD_S = 2.0
 SWEPT = 16
 """Number of oldest groups that one sweep examines."""
 
@@ -254,42 +253,19 @@ class ExhaustedDeliveries:
         """Keep making dead letters of groups that have used up their deliveries and remain only in
         the stream. Never returns.
         """
-        period_s = max(5.0, self._config.verifier.ack_wait_s / 2)
-        swept_s = time.monotonic()
         while True:
-            await asyncio.sleep(NOTICES_PERIOD_S)
+            await asyncio.sleep(max(5.0, self._config.verifier.ack_wait_s / 2))
             try:
-                await self.put_away_spent()
-                if time.monotonic() - swept_s >= period_s:
-                    swept_s = time.monotonic()
-                    await self.sweep_once(time.time())
+                await self.sweep_once(time.time())
             except TransportError as error:
                 self._log.warning("sweep_delayed", reason=str(error))
-
-    async def put_away_spent(self) -> int:
-        """Make dead letters of the groups that the server's stored notices name. Returns their
-        number.
-        """
-        stream, notices_stream = subjects.node_rollouts_stream(self._id), subjects.node_spent_stream(self._id)
-        notices = await self._node.read(notices_stream, 1, SWEPT)
-        count = 0
-        for notice in notices:
-            message = await self._node.get(stream, spent_seq(notice.inline or b""))
-            # If the message is younger than the notice, the stream was created anew.
-            if message is not None and message.stored_at < notice.stored_at:
-                await self.put_away(stream, message)
-                count += 1
-        if notices:
-            await self._node.purge(notices_stream, notices[-1].seq)
-        return count
 
     async def sweep_once(self, now_s: float) -> int:
         """Make dead letters of groups that were delivered and not settled for longer than all their
         attempts can take. Returns their number.
 
-        This covers groups without an advisory, which the server sends only when a client requests
-        more. A consumer delivers in order, so all but the newest `pending` were delivered at least
-        once.
+        The server keeps such a message and gives it to nobody. A consumer delivers in order, so all
+        but the newest `pending` were delivered at least once.
         """
         stream = subjects.node_rollouts_stream(self._id)
         state = await self._node.stream_state(stream)

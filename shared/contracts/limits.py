@@ -53,8 +53,6 @@ class NodeLimits:
     dead_letters_max_msgs: int = 1_000
     dead_letters_max_bytes: int = 128 * MIB
     dead_letters_max_age_s: float = 7 * DAY_S
-    notices_max_bytes: int = 4 * MIB
-    notice_max_bytes: int = 16 * 1024
     name_max_bytes: int = 4 * 1024
     state_history: int = 8
     """Values kept per key of the node's bucket, for inspection."""

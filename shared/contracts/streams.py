@@ -86,16 +86,6 @@ def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
             description="What was given up on, for inspection",
         ),
         StreamSpec(
-            name=subjects.node_spent_stream(node),
-            subjects=(subjects.node_spent(node),),
-            max_msgs=limits.dead_letters_max_msgs,
-            max_bytes=limits.notices_max_bytes,
-            max_age_s=limits.dead_letters_max_age_s,
-            max_msg_bytes=limits.notice_max_bytes,
-            replicas=replicas,
-            description="Server's notices of groups whose deliveries are used up",
-        ),
-        StreamSpec(
             name=subjects.node_name_stream(node),
             subjects=(subjects.node_name(node),),
             discard_new=True,
@@ -317,7 +307,6 @@ _OF_A_NODE = (
     subjects.node_scored_stream,
     subjects.node_batches_stream,
     subjects.node_dead_letters_stream,
-    subjects.node_spent_stream,
     subjects.node_name_stream,
     subjects.node_policies_stream,
 )

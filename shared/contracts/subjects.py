@@ -86,16 +86,6 @@ def node_dead_letters(node: str) -> str:
     return f"node.{node}.dead"
 
 
-def node_spent_stream(node: str) -> str:
-    """The server's notices of unscored groups that have used up their deliveries."""
-    return f"NODE_{node.upper()}_SPENT"
-
-
-def node_spent(node: str) -> str:
-    """Subject of the server's advisory that a group has used up its deliveries."""
-    return f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{node_rollouts_stream(node)}.{VERIFIER_CONSUMER}"
-
-
 def node_name(node: str) -> str:
     """Subject of the one message that says which run a node's streams belong to."""
     return f"node.{node}.name"

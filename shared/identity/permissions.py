@@ -110,7 +110,6 @@ def _generator(node: str) -> _Needs:
 def _verifier(node: str) -> _Needs:
     rollouts, consumer = subjects.node_rollouts_stream(node), subjects.VERIFIER_CONSUMER
     streams = (rollouts, subjects.node_scored_stream(node), subjects.node_dead_letters_stream(node))
-    spent = subjects.node_spent_stream(node)
     return _Needs(
         publish=(
             *_with_chunk_subject(subjects.node_scored(node)),
@@ -122,10 +121,9 @@ def _verifier(node: str) -> _Needs:
             f"$JS.ACK.*.*.{rollouts}.{consumer}.>",
             _dropping(rollouts),
             *(_dropping(_chunks(stream)) for stream in streams),
-            *_purging(spent),
         ),
         keys=(subjects.INTAKE_KEY, subjects.REWARD_VALUES_KEY, f"{SENDERS_PREFIX}*", REPUTATION_KEY, subjects.SWARM_NAME_KEY),
-        reads=(*(name for stream in streams for name in _with_chunks(stream)), spent),
+        reads=tuple(name for stream in streams for name in _with_chunks(stream)),
     )
 
 
@@ -181,7 +179,6 @@ def _looking(node: str, already: tuple[str, ...]) -> tuple[str, ...]:
         subjects.node_scored_stream(node),
         subjects.node_batches_stream(node),
         subjects.node_dead_letters_stream(node),
-        subjects.node_spent_stream(node),
     )
     names = tuple(name for name in streams if name not in already)
     consumer = f"$JS.API.CONSUMER.INFO.{subjects.node_rollouts_stream(node)}.{subjects.VERIFIER_CONSUMER}"

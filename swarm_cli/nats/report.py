@@ -344,7 +344,7 @@ def _nodes(config: NodeConfig, node: str, node_url: str, listed: Collection[str]
         return {node}
     run = run_at(config.node.var_dir, node_url or config.nats.node_url)
     here = {file.parent.name for file in (config.node.var_dir / "runs" / run).glob(f"*/{FILE}")} if run else set()
-    found = (re.fullmatch(r"KV_node_(.+)|NODE_(.+)_(?:ROLLOUTS|SCORED|BATCHES|DEAD|SPENT)", name) for name in listed)
+    found = (re.fullmatch(r"KV_node_(.+)|NODE_(.+)_(?:ROLLOUTS|SCORED|BATCHES|DEAD)", name) for name in listed)
     return here | {(each[1] or each[2]).lower() for each in found if each} or {config.node.id}
 
 

@@ -21,7 +21,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import ensure_node_streams
-from shared.dead_letters import bury, read_letters, requeue, spent_seq
+from shared.dead_letters import bury, read_letters, requeue
 from shared.runtime.status import StatusBoard
 from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect
@@ -68,37 +68,40 @@ def spent_groups(node: Transport, url: str, folder: Path) -> tuple[ExhaustedDeli
     return ExhaustedDeliveries(config, node, LocalOutcomes("alpha", node, figures, log), figures, log), registry
 
 
-async def test_a_group_whose_last_delivery_crashed_goes_to_the_dead_letters_by_the_servers_notice(
-    nats_server: MakeServer, tmp_path: Path
-):
+async def swept(spent: ExhaustedDeliveries) -> int:
+    """What a sweep puts away that comes after the time that all attempts can take."""
+    await spent.sweep_once(0.0)
+    return await spent.sweep_once(1e6)
+
+
+async def test_a_group_whose_last_delivery_crashed_goes_to_the_dead_letters(nats_server: MakeServer, tmp_path: Path):
     url = nats_server().url
     async with node_plane(url, max_deliver=2) as plane:
         spent, registry = spent_groups(plane, url, tmp_path)
         lost = group("alpha", 0)
         await generate(plane, lost)
+        assert await swept(spent) == 0, "nobody has taken it"
         await take_and_crash(url, times=2)
-        assert await spent.put_away_spent() == 0, "the server has not given up yet"
         await asyncio.sleep(1.2)
         assert await fetch(plane, QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
         assert (await plane.stream_state(QUEUE)).messages == 1
         lag = await plane.consumer_state(QUEUE, subjects.VERIFIER_CONSUMER)
         assert lag.pending == 0, "invisible to lag"
 
-        assert await spent.put_away_spent() == 1
+        assert await swept(spent) == 1
         assert await queue_is_empty(plane, "alpha")
         (letter,) = await read_letters(plane, "alpha")
         assert (letter.cause, letter.group, letter.group_id) == ("handed out too often", lost, content_id(encode(lost)))
         (failed,) = await scored(plane, "alpha")
         assert failed.failure == "handed out too often"
         assert "swarm_groups_failed_total 1.0" in generate_latest(registry).decode()
-        assert await spent.put_away_spent() == 0
-        assert (await plane.stream_state(subjects.node_spent_stream("alpha"))).messages == 0
+        assert await swept(spent) == 0
 
 
 async def test_a_running_verifier_puts_spent_groups_away_by_itself_and_goes_on(nats_server: MakeServer, tmp_path: Path):
-    """The notices are kept by the server: also those of a time in which no verifier ran."""
+    """Also those of a time in which no verifier ran."""
     server = nats_server()
-    config = configured("alpha", server.url, tmp_path, ack_wait_s=5.0)
+    config = configured("alpha", server.url, tmp_path, ack_wait_s=2.0, max_deliver=1)
     async with node_plane(server.url, max_deliver=1) as plane:
         await generate(plane, group("alpha", 0))
         await take_and_crash(server.url, times=1)
@@ -126,26 +129,13 @@ async def test_a_spent_group_whose_payload_is_gone_leaves_the_queue_and_does_not
         await take_and_crash(url, times=2)
         await asyncio.sleep(1.2)
         assert await fetch(plane, QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
-        assert await spent.put_away_spent() == 2
-        gone, whole = sorted(await read_letters(plane, "alpha"), key=lambda letter: letter.group is not None)
-        assert "is gone" in gone.cause  # the server's notices of the two come in either order
+        assert await swept(spent) == 2
+        gone, whole = await read_letters(plane, "alpha")
+        assert "is gone" in gone.cause
         assert gone.group is None
         assert whole.group is not None
         assert await queue_is_empty(plane, "alpha")
         assert "swarm_groups_failed_total 2.0" in generate_latest(registry).decode()
-
-
-async def test_a_notice_about_a_stream_that_was_made_anew_harms_nobody(nats_server: MakeServer, tmp_path: Path):
-    url = nats_server().url
-    async with node_plane(url, max_deliver=1) as plane:
-        spent, _ = spent_groups(plane, url, tmp_path)
-        notice = json.dumps({"stream_seq": 1, "deliveries": 1}).encode()
-        await plane.publish(subjects.node_spent("alpha"), notice, stream=subjects.node_spent_stream("alpha"), message_id="n")
-        await plane.publish(subjects.node_spent("alpha"), b"\xff", stream=subjects.node_spent_stream("alpha"), message_id="m")
-        await generate(plane, group("alpha", 0))
-        assert await spent.put_away_spent() == 0
-        assert (await plane.stream_state(QUEUE)).messages == 1
-    assert [spent_seq(text) for text in (notice, b"{}", b"[]", b"\xff", b'{"stream_seq": "1"}')] == [1, 0, 0, 0, 0]
 
 
 async def test_a_requeued_group_is_scored_as_a_new_try_and_buried_again_if_it_fails_again(nats_server: MakeServer, tmp_path: Path):

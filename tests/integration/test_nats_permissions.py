@@ -158,8 +158,6 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
         assert (await reader.consumer_state(rollouts, subjects.VERIFIER_CONSUMER)).ack_pending == 0
         await reader.kv.update(bucket, subjects.INTAKE_KEY, b"i", last_revision=0)
         await reader.kv.put(bucket, "senders.pod-0", b"s")
-        assert await reader.read(subjects.node_spent_stream(node), 1, 10) == []
-        await reader.purge(subjects.node_spent_stream(node), 1)
         assert (await reader.last(scored, subjects.node_scored(node))) is not None
 
         messages = await sampler.read(scored, 1, 10)

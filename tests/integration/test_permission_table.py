@@ -31,8 +31,6 @@ NODE_TABLE = """\
 | `NODE_<ID>_BATCHES_BLOBS` | | | publish, get, info, delete | get, info, purge |
 | `NODE_<ID>_DEAD` | info | publish, get, info | info | info |
 | `NODE_<ID>_DEAD_BLOBS` | | publish, get, info, delete | | |
-| `NODE_<ID>_SPENT` | info | get, info, purge | info | info |
-| `NODE_<ID>_SPENT_BLOBS` | | info | | |
 | `NODE_<ID>_NAME` | publish, get, info | publish, get, info | publish, get, info | publish, get, info |
 | `NODE_<ID>_POLICIES` | get, info | | | publish, get, info, purge, delete |
 | `NODE_<ID>_POLICIES_BLOBS` | | | | info |
