@@ -63,3 +63,27 @@ def test_the_page_on_training_lists_every_constant_with_its_default_and_marks_wh
             if shown == "unset"
             else tomllib.loads(f"x = {shown.strip('`') if '`' not in shown else repr(shown.strip('`'))}")["x"]
         ) == (list(value) if isinstance(value, tuple) else value), name
+
+
+def unknown_settings(text: str) -> list[str]:
+    """Return names such as `trainer.lora.rank` that the sections of a configuration do not have."""
+    found = []
+    for name in re.findall(rf"`((?:{'|'.join(NodeConfig.model_fields)})(?:\.[a-z_]+)+)(?:`| = )", text):
+        section, *path = name.split(".")
+        value = NodeConfig.model_fields[section].get_default(call_default_factory=True)
+        for field in path:
+            known = getattr(type(value), "model_fields", {})
+            if field not in known:
+                found.append(name)
+                break
+            value = getattr(value, field)
+    return found
+
+
+def test_every_setting_that_a_page_names_exists() -> None:
+    files_and_methods = {"node.toml", "node.nk", "node.json", "eval.jsonl", "model.gguf", "model.generate"}
+    root = PAGE.parents[1]
+    pages = [root / "README.md", root / "experiments" / "README.md", *(root / "docs").rglob("*.md")]
+    gone = {page.name: set(unknown_settings(page.read_text(encoding="utf-8"))) - files_and_methods for page in pages}
+    assert {page: names for page, names in gone.items() if names} == {}
+    assert unknown_settings("`policy_store.keep`, `trainer.lora.rank`, `sampler.adapt = 1`") == ["policy_store.keep"]
