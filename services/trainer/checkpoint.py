@@ -74,6 +74,8 @@ class PolicyVersion:
         return TrainerPosition(policy_version=self.batch_number, consumed_local=self.consumed_local, finished=finished)
 
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run's checkpoints, in the run's folder."""
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.pt"

@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from services.trainer.checkpoint import MANIFEST, Checkpoint, CheckpointError, CheckpointStore, TrainedModel, read_checkpoint
+from services.trainer.checkpoint import (
+    CHECKPOINTS,
+    MANIFEST,
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    TrainedModel,
+    read_checkpoint,
+)
 from services.trainer.policy_model import with_adapters
 from shared.atomic_folder import atomic_folder, refuse_filled
 from shared.config.sections import LoraSection, ModelSection
@@ -117,7 +125,6 @@ def _number(line: Mapping[str, Any], key: str) -> float:
     return float(value) if isinstance(value, int | float) else -1.0
 
 
-CHECKPOINTS = "checkpoints"
 _CPU = torch.device("cpu")
 
 

@@ -14,8 +14,7 @@ import torch
 from msgspec import structs
 
 from services.trainer.batch_log import BatchLog
-from services.trainer.checkpoint import CheckpointStore, PolicyVersion, TrainedModel
-from services.trainer.export import CHECKPOINTS
+from services.trainer.checkpoint import CHECKPOINTS, CheckpointStore, PolicyVersion, TrainedModel
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner, TorchThread
 from services.trainer.selection.left_out import Findings

@@ -8,9 +8,6 @@ limit (`shared.transport.blobs`); a server reserves space for both.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
-
 from shared.contracts import subjects
 from shared.contracts.limits import (
     MIB,
@@ -20,7 +17,6 @@ from shared.contracts.limits import (
     VERIFIER_MAX_ACK_PENDING,
     VERIFIER_MAX_DELIVER,
 )
-from shared.contracts.wire import is_node_name
 from shared.transport.base import (
     AccessDenied,
     ConsumerSpec,
@@ -31,11 +27,9 @@ from shared.transport.base import (
     StreamSpec,
     Transport,
     TransportError,
-    WouldLower,
-    bucket_of_stream,
     bucket_stream,
 )
-from shared.transport.blobs import companion, companion_name
+from shared.transport.blobs import companion
 
 
 def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
@@ -211,37 +205,6 @@ def _missing(error: TransportError, command: str) -> MissingStreams:
     return MissingStreams(f"{error}: nats.create_streams is false, so the server's operator makes them once: `{command}`")
 
 
-async def lowered_node_streams(transport: Transport, node: str, more: Sequence[StreamSpec] = (), *, replicas: int = 1) -> list[str]:
-    """The limits that `ensure_node_streams` would lower, of the node's streams and bucket and of
-    the streams `more`: one sentence each. Changes nothing.
-    """
-    bucket = transport.kv.ensure(
-        subjects.node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas, lowering=Lowering.LOOK
-    )
-    return await _look(transport, [*node_streams(node, replicas=replicas), *more], bucket)
-
-
-async def lowered_swarm_streams(transport: Transport, *, replicas: int = 1) -> list[str]:
-    """The limits that `update_swarm_streams` would lower, one sentence each. Changes nothing."""
-    return await _look(transport, swarm_streams(replicas=replicas), _directory(transport, replicas, Lowering.LOOK))
-
-
-async def _look(transport: Transport, specs: Sequence[StreamSpec], bucket: Awaitable[None]) -> list[str]:
-    """Collects all sentences instead of stopping at the first, so that the operator can correct the
-    configuration in one go.
-
-    Companions are checked separately, because the check of a stream stops before its companion when
-    the stream itself would be lowered.
-    """
-    companions = [each for each in map(companion, specs) if each is not None]
-    looks = [transport.ensure_stream(spec, Lowering.LOOK) for spec in (*specs, *companions)]
-    found = dict.fromkeys(await asyncio.gather(*looks, bucket, return_exceptions=True))
-    for error in found:
-        if error is not None and not isinstance(error, WouldLower):
-            raise error
-    return list(dict.fromkeys(str(error) for error in found if error is not None))
-
-
 async def ensure_node_streams(transport: Transport, node: str, *, replicas: int = 1, lowering: Lowering = Lowering.KEEP) -> None:
     """Create the node's streams and bucket with the settings in `limits`, and update existing ones
     to them, except limits that `lowering` keeps higher.
@@ -257,17 +220,6 @@ async def ensure_node_streams(transport: Transport, node: str, *, replicas: int 
     except TransportError:
         await transport.ensure_consumer(rollouts, verifier_consumer())
     await transport.kv.ensure(subjects.node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas, lowering=lowering)
-
-
-async def update_swarm_streams(transport: Transport, *, replicas: int = 1, lowering: Lowering = Lowering.REFUSE) -> None:
-    """Create the swarm's streams and bucket with the settings in `limits`, and update existing ones
-    to them, except limits that `lowering` keeps higher.
-
-    Only their operator calls this. Messages stay unless a new limit excludes them.
-    """
-    for spec in swarm_streams(replicas=replicas):
-        await transport.ensure_stream(spec, lowering)
-    await _directory(transport, replicas, lowering)
 
 
 async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:
@@ -287,10 +239,11 @@ async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> No
     try:
         await _ask_for_stream(transport, bucket_stream(subjects.SWARM_NODES_BUCKET))
     except TransportError:
-        await _directory(transport, replicas, Lowering.APPLY)
+        await ensure_directory(transport, replicas, Lowering.APPLY)
 
 
-async def _directory(transport: Transport, replicas: int, lowering: Lowering) -> None:
+async def ensure_directory(transport: Transport, replicas: int, lowering: Lowering) -> None:
+    """Create or update the bucket of the swarm's directory."""
     limits = SWARM_LIMITS
     await transport.kv.ensure(
         subjects.SWARM_NODES_BUCKET,
@@ -300,32 +253,3 @@ async def _directory(transport: Transport, replicas: int, lowering: Lowering) ->
         replicas=replicas,
         lowering=lowering,
     )
-
-
-_OF_A_NODE = (
-    subjects.node_rollouts_stream,
-    subjects.node_scored_stream,
-    subjects.node_batches_stream,
-    subjects.node_dead_letters_stream,
-    subjects.node_name_stream,
-    subjects.node_policies_stream,
-)
-
-
-REACHING_BEYOND = ("republish", "mirror", "sources", "subject_transform")
-"""Settings that make a stream send messages elsewhere or fetch them from elsewhere. No stream of a
-swarm has one.
-"""
-
-
-def is_swarm_stream(name: str) -> bool:
-    """Check whether a node or a swarm makes a stream of this name: one of messages, of their
-    chunks, or a bucket.
-    """
-    if name.startswith(bucket_stream("")):
-        bucket = bucket_of_stream(name)
-        return bucket == subjects.SWARM_NODES_BUCKET or subjects.node_of_bucket(bucket) is not None
-    base = name.removesuffix(companion_name(""))
-    node = base.rpartition("_")[0].partition("_")[2].lower()
-    of_node = is_node_name(node) and base in [stream(node) for stream in _OF_A_NODE]
-    return of_node or base in (subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS)

@@ -14,9 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shared.contracts.streams import REACHING_BEYOND, is_swarm_stream
+from shared.contracts import subjects
+from shared.contracts.wire import is_node_name
 from shared.plain_files import NO_FILE, read_plain
 from shared.text import visible
+from shared.transport.base import bucket_of_stream, bucket_stream
+from shared.transport.blobs import companion_name
 from swarm_cli.errors import CommandError
 
 _STORE = "jetstream"
@@ -24,6 +27,10 @@ _STREAMS = "streams"
 _REMEDY = "if you trust the run, remove that, else choose another name with --run"
 _SETTINGS = "meta.inf"
 _SETTINGS_BYTES = 2**20
+REACHING_BEYOND = ("republish", "mirror", "sources", "subject_transform")
+"""Settings that make a stream send messages elsewhere or fetch them from elsewhere. No stream of a
+swarm has one.
+"""
 _OF_STREAMS = (*REACHING_BEYOND, "allow_msg_schedules")
 _OF_CONSUMERS = ("deliver_subject",)
 _OTHERWISE_NAMED = "a name that is not its folder's"
@@ -208,3 +215,26 @@ def _is_wandb_s(link: Path, folder: Path) -> bool:
     """Weights & Biases leaves a link to its process's log, and writes to no earlier run's."""
     parts = link.relative_to(folder).parts
     return len(parts) == 5 and parts[1] == "wandb" and parts[3:] == ("logs", "debug-core.log")
+
+
+_OF_A_NODE = (
+    subjects.node_rollouts_stream,
+    subjects.node_scored_stream,
+    subjects.node_batches_stream,
+    subjects.node_dead_letters_stream,
+    subjects.node_name_stream,
+    subjects.node_policies_stream,
+)
+
+
+def is_swarm_stream(name: str) -> bool:
+    """Check whether a node or a swarm makes a stream of this name: one of messages, of their
+    chunks, or a bucket.
+    """
+    if name.startswith(bucket_stream("")):
+        bucket = bucket_of_stream(name)
+        return bucket == subjects.SWARM_NODES_BUCKET or subjects.node_of_bucket(bucket) is not None
+    base = name.removesuffix(companion_name(""))
+    node = base.rpartition("_")[0].partition("_")[2].lower()
+    of_node = is_node_name(node) and base in [stream(node) for stream in _OF_A_NODE]
+    return of_node or base in (subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS)

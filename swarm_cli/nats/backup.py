@@ -24,7 +24,6 @@ import typer
 
 from shared.atomic_folder import atomic_folder, refuse_filled, unwinding_on_signals
 from shared.config import NodeConfig
-from shared.contracts.streams import REACHING_BEYOND
 from shared.contracts.subjects import node_bucket
 from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
@@ -41,6 +40,7 @@ from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
+from swarm_cli.local.untrusted_run import REACHING_BEYOND
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.target import default_target, is_named, unnamed_server
 

@@ -6,25 +6,22 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shared.config import NodeConfig
-from shared.contracts.streams import (
-    ensure_node_streams,
-    lowered_node_streams,
-    lowered_swarm_streams,
-    update_swarm_streams,
-    verifier_consumer,
-)
-from shared.contracts.subjects import node_rollouts_stream
+from shared.contracts.limits import NODE_LIMITS
+from shared.contracts.streams import ensure_directory, ensure_node_streams, node_streams, swarm_streams, verifier_consumer
+from shared.contracts.subjects import node_bucket, node_rollouts_stream
 from shared.policy_store.jetstream import policies_stream, prepare_policies_stream
 from shared.roles import OPERATOR, WATCH
 from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.transport.base import Lowering, WouldLower
+from shared.transport.base import Lowering, StreamSpec, Transport, WouldLower
+from shared.transport.blobs import companion
 from swarm_cli.chosen_config import LOOPBACK, ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
@@ -347,3 +344,43 @@ def _check_interval(text: str) -> None:
     """Raises CommandError if nats-server would not take it."""
     if not re.fullmatch(r"always|[1-9][0-9]{0,5}(ms|s|m|h)", text):
         raise CommandError(f"--sync-interval {text[:80]!r} is no interval: give always, or a number with its unit such as 10s")
+
+
+async def lowered_node_streams(transport: Transport, node: str, more: Sequence[StreamSpec] = (), *, replicas: int = 1) -> list[str]:
+    """The limits that `ensure_node_streams` would lower, of the node's streams and bucket and of
+    the streams `more`: one sentence each. Changes nothing.
+    """
+    bucket = transport.kv.ensure(node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas, lowering=Lowering.LOOK)
+    return await _look(transport, [*node_streams(node, replicas=replicas), *more], bucket)
+
+
+async def lowered_swarm_streams(transport: Transport, *, replicas: int = 1) -> list[str]:
+    """The limits that `update_swarm_streams` would lower, one sentence each. Changes nothing."""
+    return await _look(transport, swarm_streams(replicas=replicas), ensure_directory(transport, replicas, Lowering.LOOK))
+
+
+async def _look(transport: Transport, specs: Sequence[StreamSpec], bucket: Awaitable[None]) -> list[str]:
+    """Collects all sentences instead of stopping at the first, so that the operator can correct the
+    configuration in one go.
+
+    Companions are checked separately, because the check of a stream stops before its companion when
+    the stream itself would be lowered.
+    """
+    companions = [each for each in map(companion, specs) if each is not None]
+    looks = [transport.ensure_stream(spec, Lowering.LOOK) for spec in (*specs, *companions)]
+    found = dict.fromkeys(await asyncio.gather(*looks, bucket, return_exceptions=True))
+    for error in found:
+        if error is not None and not isinstance(error, WouldLower):
+            raise error
+    return list(dict.fromkeys(str(error) for error in found if error is not None))
+
+
+async def update_swarm_streams(transport: Transport, *, replicas: int = 1, lowering: Lowering = Lowering.REFUSE) -> None:
+    """Create the swarm's streams and bucket with the settings in `limits`, and update existing ones
+    to them, except limits that `lowering` keeps higher.
+
+    Only their operator calls this. Messages stay unless a new limit excludes them.
+    """
+    for spec in swarm_streams(replicas=replicas):
+        await transport.ensure_stream(spec, lowering)
+    await ensure_directory(transport, replicas, lowering)

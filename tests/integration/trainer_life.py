@@ -19,8 +19,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
-from services.trainer.export import CHECKPOINTS
+from services.trainer.checkpoint import CHECKPOINTS, CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
 from shared.config import NodeConfig

@@ -18,10 +18,10 @@ from subprocess import DEVNULL
 
 import pytest
 
-from shared.contracts.streams import update_swarm_streams
 from shared.contracts.subjects import POLICY_KEY, VERIFIER_CONSUMER, node_rollouts, node_rollouts_stream
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.pull import Delivery, fetch
+from swarm_cli.nats.commands import update_swarm_streams
 from swarm_cli.replace_file import replace_file
 from tests.k8s.manifests import K8S, environment, find, kubernetes_pages, pod_of, render
 from tests.k8s.test_nats_config import NODES, Server, as_user, cluster, keys, make_streams

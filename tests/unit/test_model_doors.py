@@ -20,8 +20,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from services.generator.engines import EngineError, create_engine
-from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
-from services.trainer.export import CHECKPOINTS
+from services.trainer.checkpoint import CHECKPOINTS, CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.learner import Learner
 from services.trainer.policy_model import PolicyModel, load_reference_model
 from shared.config.sections import ModelSection

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.contracts.streams import is_swarm_stream, node_streams, swarm_streams
+from shared.contracts.streams import node_streams, swarm_streams
 from shared.transport.blobs import companion_name
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
+from swarm_cli.local.untrusted_run import is_swarm_stream
 from swarm_cli.runs import RunNote, StartOptions, write_note
 
 NAME = "NODE_ALPHA_SCORED"

@@ -7,11 +7,8 @@ from dataclasses import replace
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import (
     ensure_node_streams,
-    lowered_node_streams,
-    lowered_swarm_streams,
     node_streams,
     swarm_streams,
-    update_swarm_streams,
 )
 from shared.contracts.subjects import SWARM_NODES_BUCKET
 from shared.policy_store.jetstream import policies_stream
@@ -19,6 +16,7 @@ from shared.transport.base import Deadline, StreamSpec, Transport
 from shared.transport.blobs import companion
 from shared.transport.nats import administration
 from shared.transport.nats.transport import connection_of
+from swarm_cli.nats.commands import lowered_node_streams, lowered_swarm_streams, update_swarm_streams
 from tests.nats_server import own_plane
 
 
