@@ -14,8 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from lab.arms import plan_run
-from lab.resolved import resolved_settings
-from lab.runs import RunFolder, code_commit
+from lab.runs import RunFolder, code_commit, resolved_settings
 from lab.spec import Spec
 
 if TYPE_CHECKING:

@@ -9,20 +9,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.arms import simulated_name
 from lab.comparisons import compare_arms, comparisons_table
 from lab.floors import out_datasets, read_floors
-from lab.measures import NUMBERS, Measures, cumulative_gain, gain_until, measures, round_of
+from lab.measures import NUMBERS, Measures, gain_until, measures, round_of
 from lab.records import read_records
 from lab.report_tables import report_markdown
 from lab.runs import RunFolder, finished_runs, read_manifest
 from lab.spec import SpecError
-from lab.statistics import Estimate, estimate, paired_differences, paired_ratios
+from lab.statistics import Estimate, estimate, paired_ratios
 
 Runs = Mapping[str, Mapping[int, Measures]]
 """arm -> seed -> measures, arms in the spec's order."""
-Kinds = Mapping[str, Mapping[str, Sequence[str]]]
-"""arm -> kind of node -> names of its nodes, for arms that have several kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +105,7 @@ def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
     folders = folders_of(results, part)
     manifest, runs = read_runs(results, folders, part.without)
     out.mkdir(parents=True, exist_ok=True)
-    summary = summarise_runs(runs, baselines(manifest, runs), kinds_of_nodes(manifest, runs))
+    summary = summarise_runs(runs, baselines(manifest, runs))
     summary["comparisons"] = compare_arms(manifest, runs, baselines(manifest, runs))
     summary["commits"] = dict(Counter(folder.commit() for folder in folders))
     if part:
@@ -136,41 +133,11 @@ def baselines(manifest: Mapping[str, Any], runs: Runs) -> dict[str, str]:
     return {arm: baseline if baseline in runs else common for arm, baseline in wanted.items()}
 
 
-def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[str, list[str]]]:
-    """Kinds of honest nodes by arm, for arms with several kinds. A kind is named after its first
-    and last node.
-
-    Only for simulated runs that were evaluated: nodes run as real processes have other names, which
-    the spec does not contain.
-    """
-    spec = manifest["spec"]
-    found: dict[str, dict[str, list[str]]] = {}
-    for arm, by_seed in runs.items():
-        if manifest["driver"] != "simulate" or not all("gain" in run.numbers for run in by_seed.values()):
-            continue
-        groups = spec.get("arms", {}).get(arm, {}).get("nodes", spec.get("nodes"))
-        if not isinstance(groups, list):
-            continue
-        kinds: dict[str, list[str]] = {}
-        place = 0
-        for group in groups:
-            names = [simulated_name(place + number) for number in range(group.get("count", 1))]
-            place += len(names)
-            if group.get("role", "honest") == "honest":
-                kinds[names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"] = names
-        evaluated = set.intersection(*(set(run.held_out_of_node) for run in by_seed.values()))
-        kinds = {kind: names for kind, names in kinds.items() if evaluated.issuperset(names)}
-        if len(kinds) > 1:
-            found[arm] = kinds
-    return found
-
-
-def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | None = None) -> dict[str, Any]:
-    """For every arm, each number's estimate over seeds, and its paired ratio to and difference from
-    the baseline.
+def summarise_runs(runs: Runs, baseline_of: Mapping[str, str]) -> dict[str, Any]:
+    """For every arm, each number's estimate over seeds, and its paired ratio to the baseline.
 
     Arms with the same baseline are also compared at equal completions: at the number that the arm
-    with the fewest generated, and at half of that.
+    with the fewest generated.
     """
     fewest = {
         baseline: min(
@@ -180,10 +147,6 @@ def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | No
             for run in by_seed.values()
         )
         for baseline in dict.fromkeys(baseline_of.values())
-    }
-    kind_gains = {
-        arm: {kind: {seed: cumulative_gain(run, names) for seed, run in runs[arm].items()} for kind, names in arm_kinds.items()}
-        for arm, arm_kinds in (kinds or {}).items()
     }
     arms: dict[str, Any] = {}
     for arm, by_seed in runs.items():
@@ -199,38 +162,20 @@ def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | No
                 for name, seed_values in values.items()
                 if (ratios := paired_ratios(seed_values, base.get(name, {})))
             },
-            "differences": {
-                name: estimate(found)
-                for name, seed_values in values.items()
-                if (found := paired_differences(seed_values, base.get(name, {})))
-            },
             "tasks": _tasks(by_seed),
-            "kinds": {
-                kind: _compared(gains, kind_gains.get(baseline, {}).get(kind, {}))
-                for kind, gains in kind_gains.get(arm, {}).items()
-            },
         }
     return {"matched_completions": fewest, "explained": NUMBERS, "arms": arms}
 
 
 def _numbers(by_seed: Mapping[int, Measures], completions: float) -> dict[str, dict[int, float]]:
-    """Number -> seed -> value, including the gain over the first `completions` and over half of
-    them.
-
-    If all arms end on the same plateau, the gain over half shows better which arm got there first.
-    """
+    """Number -> seed -> value, including the gain over the first `completions`."""
     values: dict[str, dict[int, float]] = {}
     for seed, run in by_seed.items():
-        matched = {"gain_matched": _gain_until(run, completions), "gain_early": _gain_until(run, completions / 2)}
+        matched = {"gain_matched": _gain_until(run, completions)}
         for name, value in (run.numbers | matched).items():
             if value is not None:
                 values.setdefault(name, {})[seed] = value
     return values
-
-
-def _compared(gains: dict[int, float], base: dict[int, float]) -> dict[str, Estimate]:
-    differences = paired_differences(gains, base)
-    return {"gain": estimate(list(gains.values()))} | ({"difference": estimate(differences)} if differences else {})
 
 
 def _gain_until(run: Measures, completions: float) -> float | None:

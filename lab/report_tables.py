@@ -17,8 +17,6 @@ _MAIN = (
     "gain_screened",
     "final_gain",
     "final",
-    "final_mean_reward",
-    "oscillation",
     "completions",
 )
 _HOSTILE = ("hostile_share", "hostile_refused", "absurd_answers")
@@ -28,12 +26,9 @@ _RATIOS = (
     "gain",
     "gain_screened",
     "gain_matched",
-    "gain_early",
     "final_gain",
     "final",
-    "oscillation",
 )
-_DIFFERENCES = ("gain", "gain_screened", "gain_matched", "gain_early", "final", "oscillation")
 _TITLES = {
     "trained_total": "(a) trained on, total",
     "local_total": "(b) local, total",
@@ -41,14 +36,11 @@ _TITLES = {
     "gain_screened": "(c) cumulative gain, screened",
     "final_gain": "(c) final gain",
     "final": "(c) final",
-    "final_mean_reward": "(c) final mean reward",
-    "oscillation": "oscillation",
     "completions": "completions",
     "hostile_share": "hostile share of the foreign groups trained on",
     "hostile_refused": "refused at the border, per node and round",
     "absurd_answers": "answers left out as absurd, per node and round",
     "gain_matched": "(c) cumulative gain at equal completions",
-    "gain_early": "(c) cumulative gain at half of these completions",
 }
 
 
@@ -72,14 +64,13 @@ def report_markdown(
         f"{manifest['question']}\n" if manifest["question"] else "",
         part,
         f"Driver {manifest['driver']}, seeds {', '.join(map(str, seeds))}. Each value is the mean over nodes and then over seeds, "
-        "± half the width of its 95 % interval (Student's t over seeds); ratios and differences are paired by seed. "
+        "± half the width of its 95 % interval (Student's t over seeds); ratios are paired by seed. "
         + _commits_text(summary["commits"]),
         "## Results\n",
         _table(arms, "estimates", [name for name in _MAIN if _has(arms, "estimates", name)]),
         *[_comparison(arms, baseline, completions) for baseline, completions in summary["matched_completions"].items()],
         comparisons_text(summary["comparisons"], manifest["spec"].get("compare", "whole runs")),
         _hostile_table(arms),
-        _kinds_table(arms),
         "## Held-out pass rate by dataset\n",
         _task_table(arms),
         "## Pass rates without skill\n",
@@ -109,15 +100,13 @@ def _floors_text(floors: Sequence[Floor] | None) -> str:
 
 
 def _comparison(arms: Mapping[str, Any], baseline: str, completions: float) -> str:
-    """Ratios and differences of the arms that are compared with `baseline`."""
+    """Ratios of the arms that are compared with `baseline`."""
     compared = {arm: summary for arm, summary in arms.items() if summary["baseline"] == baseline and arm != baseline}
     if not compared:
         return ""
     ratios = [name for name in _RATIOS if _has(compared, "ratios", name)]
-    differences = [name for name in _DIFFERENCES if _has(compared, "differences", name)]
     parts = [
         *([f"## Ratio to {baseline}\n", _table(compared, "ratios", ratios)] if ratios else []),
-        *([f"## Difference from {baseline}\n", _table(compared, "differences", differences)] if differences else []),
         f"Equal completions: the first {completions:,.0f} completions of all nodes together.\n",
     ]
     return "\n".join(parts)
@@ -130,18 +119,6 @@ def _hostile_table(arms: Mapping[str, Any]) -> str:
     if not _has(arms, "estimates", "hostile_share"):
         return ""
     return "## Hostile text that got through\n\n" + _table(arms, "estimates", _HOSTILE)
-
-
-def _kinds_table(arms: Mapping[str, Any]) -> str:
-    lines = [
-        f"| {arm} | {kind} | {_cell(found['gain'])} | {_cell(found.get('difference'))} |"
-        for arm, summary in arms.items()
-        for kind, found in summary["kinds"].items()
-    ]
-    if not lines:
-        return ""
-    head = ["## Kinds of nodes\n", "| arm | nodes | (c) cumulative gain | difference from the baseline |", "|---|---|---|---|"]
-    return "\n".join([*head, *lines]) + "\n"
 
 
 def _has(arms: Mapping[str, Any], kind: str, name: str) -> bool:

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +26,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from lab.arms import plan_run
 from lab.records import RECORDS_FILE
-from lab.resolved import differences, resolved_settings, settings_digest
 from lab.spec import Spec, SpecError, seeds_problem
 from shared.atomic_files import replace_text
 from shared.text import error_text
@@ -160,29 +159,17 @@ def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds
 
 def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None:
     """Raise SpecError if a run made now would have different settings from the arm's finished
-    runs.
+    runs. Runs of before settings were recorded are joined if the arm sets all that matters.
     """
-    if not finished:
-        return
-    now = resolved_settings(spec, arm)
     for folder in finished:
-        digest, commit = folder.settings_digest(), folder.commit()
-        if digest == settings_digest(now):
+        now, before = resolved_settings(spec, arm), folder.settings()
+        if folder.settings_digest() == settings_digest(now) or (folder.settings_digest() is None and spec.settings == "bare"):
             continue
-        if digest is None:
-            if spec.settings == "bare" or commit == code_commit() or defaults_unchanged_since(commit):
-                continue
-            cause = 'it has settings = "shipped", its finished runs did not record these, and the defaults may have changed since'
-        else:
-            before = folder.settings()
-            cause = "defaults have changed since its finished runs were made"
-            cause += f" ({differences(before, now)})" if before else ""
-        committed = commit.removesuffix("-dirty")
-        remedy = "give the arm another name in the spec"
-        if commit_is_here(committed):
-            remedy = f"make it with their code (`git worktree add ../swarm-{committed} {committed}`), or {remedy}"
+        changed = f" ({differences(before, now)})" if before else ""
         raise SpecError(
-            f"arm {arm}: {cause}; {folder.path} was made by commit {commit}. So as not to mix defaults in one arm, {remedy}"
+            f"arm {arm}: defaults may have changed since its finished runs were made{changed}; {folder.path} was made by commit "
+            f"{folder.commit()}. So as not to mix defaults in one arm, make it with that commit's code, or give the arm another "
+            "name in the spec"
         )
 
 
@@ -259,31 +246,6 @@ def _without_size(source: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in source.items() if key not in {"seeds", "question", "baseline", "confirm", "arms"}}
 
 
-_CODE = Path(__file__).parents[1]
-
-
-def defaults_unchanged_since(commit: str, repository: Path = _CODE) -> bool:
-    """Whether the configuration's code, and therefore a node's defaults, is the same as at a
-    commit; False if git cannot tell.
-    """
-    return commit_is_here(commit, repository) and _git_says_yes(repository, "diff", "--quiet", commit, "--", "shared/config")
-
-
-def commit_is_here(commit: str, repository: Path = _CODE) -> bool:
-    """Whether a commit, in `code_commit`'s form, is in this history and had no modified files."""
-    named = re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]*", commit) is not None and not commit.endswith("-dirty")
-    return named and _git_says_yes(repository, "cat-file", "-e", f"{commit}^{{commit}}")
-
-
-@cache
-def _git_says_yes(repository: Path, *arguments: str) -> bool:
-    try:
-        asked = subprocess.run(["git", *arguments], cwd=repository, capture_output=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return asked.returncode == 0
-
-
 @cache
 def code_commit() -> str:
     """The commit of this code at the first call, with `-dirty` if files differ from the commit;
@@ -301,3 +263,65 @@ def code_commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip()
+
+
+# Defaults may change while a spec's text stays the same. Runs made with different defaults do not
+# belong to one arm.
+
+_BESIDE_THE_RUN = {"node", "nats", "policy_store", "http", "log"}
+"""Sections that contain only a node's place and name."""
+_MOST_NAMED = 3
+
+
+def resolved_settings(spec: Spec, arm: str) -> dict[str, Any]:
+    """For each kind of node, the number of nodes and all settings that affect the run; the same for
+    all seeds.
+
+    Raises:
+        SpecError: a node's configuration cannot be used.
+    """
+    run = plan_run(spec, arm, 0)
+    nodes: list[dict[str, Any]] = []
+    for node in run.nodes:
+        settings = {
+            "role": node.role,
+            **node.config.model_dump(mode="json", exclude=_BESIDE_THE_RUN),
+        }
+        if nodes and {**nodes[-1], "count": 1} == {**settings, "count": 1}:
+            nodes[-1]["count"] += 1
+        else:
+            nodes.append({"count": 1, **settings})
+    attack = run.attack.model_dump(mode="json")
+    return {"rounds": run.rounds, "round_s": run.round_s, "delay_rounds": list(run.delay_rounds), "attack": attack, "nodes": nodes}
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """A digest of resolved settings in sixteen digits."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first settings that differ, for a message. A setting of several kinds of nodes is named
+    once.
+    """
+    old, new = dict(_flat(before)), dict(_flat(now))
+    changed: dict[str, str] = {}
+    for key in (*old, *(key for key in new if key not in old)):
+        if old.get(key) != new.get(key) or (key in old) != (key in new):
+            was = f"was {json.dumps(old[key])}" if key in old else "did not exist"
+            becomes = f"is {json.dumps(new[key])}" if key in new else "no longer exists"
+            name = key.split(".", 2)[2] if key.startswith("nodes.") else key
+            changed.setdefault(name, f"{name} {was} and {becomes}")
+    rest = len(changed) - _MOST_NAMED
+    return "; ".join([*list(changed.values())[:_MOST_NAMED], *([f"and {rest} more"] if rest > 0 else [])])
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, part in value.items():
+            yield from _flat(part, f"{name}.{key}" if name else str(key))
+    elif name == "nodes":
+        for place, part in enumerate(value):
+            yield from _flat(part, f"nodes.{place}")
+    else:
+        yield name, value

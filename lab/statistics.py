@@ -208,21 +208,3 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float:
         if x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1
     return points[-1][1]
-
-
-def oscillation(points: Sequence[tuple[float, float]]) -> float | None:
-    """Standard deviation of y around a fitted line over the last quarter of x; None with fewer
-    than four points there.
-    """
-    if not points:
-        return None
-    begin = points[-1][0] - 0.25 * (points[-1][0] - points[0][0])
-    part = [(x, y) for x, y in points if x >= begin]
-    if len(part) < 4:
-        return None
-    mean_x = math.fsum(x for x, _ in part) / len(part)
-    mean_y = math.fsum(y for _, y in part) / len(part)
-    spread = math.fsum((x - mean_x) ** 2 for x, _ in part)
-    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in part) / spread
-    rest = [y - mean_y - slope * (x - mean_x) for x, y in part]
-    return math.sqrt(math.fsum(value**2 for value in rest) / (len(part) - 2))

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from lab.arms import PlannedRun, plan_run
 from lab.records import RecordWriter
-from lab.resolved import resolved_settings
-from lab.runs import RunFolder
+from lab.runs import RunFolder, resolved_settings
 from lab.spec import Spec
 from lab.step_record import check_services_run, collect
 from shared.config import NodeConfig

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import lab.runs
 from lab.arms import plan_run
-from lab.resolved import differences, resolved_settings, settings_digest
-from lab.runs import RunFolder, code_commit, commit_is_here, defaults_unchanged_since, run_folder, runs_to_make
+from lab.runs import RunFolder, differences, resolved_settings, run_folder, runs_to_make, settings_digest
 from lab.spec import Spec, SpecError, merged, parse_spec
 
 
@@ -69,7 +66,7 @@ def test_a_run_under_other_defaults_is_refused_and_the_settings_are_named(tmp_pa
     with pytest.raises(SpecError) as told:
         runs_to_make(spec, tmp_path, seeds=[2])
     said = str(told.value)
-    assert "arm 4-4: defaults have changed" in said
+    assert "arm 4-4: defaults may have changed" in said
     assert (
         "trainer.constants.importance_cap was 7.5 and is 2.0; trainer.constants.drop_local_negatives did not exist and is false"
         in said
@@ -89,46 +86,10 @@ def test_a_run_under_the_same_settings_joins_its_arm_whatever_commit_made_the_ot
 def test_runs_of_before_settings_were_recorded_are_joined_where_nothing_can_have_changed(tmp_path: Path) -> None:
     shipped, bare = spec_of(), spec_of(settings="bare")
     finished(tmp_path / "other", shipped, "4-4", None, commit="0123456789ab")
-    with pytest.raises(SpecError, match='settings = "shipped".*made by commit 0123456789ab.*another name'):
+    with pytest.raises(SpecError, match="made by commit 0123456789ab.*another name"):
         runs_to_make(shipped, tmp_path / "other", ["4-4"])
     finished(tmp_path / "bare", bare, "4-4", None, commit="0123456789ab")
     assert names(runs_to_make(bare, tmp_path / "bare", ["4-4"])) == [("4-4", 2)]
-    finished(tmp_path / "same", shipped, "4-4", None, commit=code_commit())
-    assert names(runs_to_make(shipped, tmp_path / "same", ["4-4"])) == [("4-4", 2)]
-
-
-def test_the_remedy_names_a_commit_that_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished(tmp_path, spec_of(), "4-4", None, commit="0123456789ab")
-    monkeypatch.setattr(lab.runs, "commit_is_here", lambda commit: True)
-    monkeypatch.setattr(lab.runs, "defaults_unchanged_since", lambda commit: False)
-    with pytest.raises(SpecError, match=r"git worktree add \.\./swarm-0123456789ab 0123456789ab"):
-        runs_to_make(spec_of(), tmp_path, ["4-4"])
-
-
-def test_defaults_are_unchanged_where_the_configuration_s_code_is(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
-        command = ["git", *identity, *arguments]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
-
-    def commit() -> str:
-        git("add", ".")
-        git("commit", "-m", "x")
-        return git("rev-parse", "--short=12", "HEAD")
-
-    git("init")
-    (tmp_path / "shared/config").mkdir(parents=True)
-    (tmp_path / "shared/config/sections.py").write_text("a = 1\n")
-    first = commit()
-    (tmp_path / "shared/config/sections.py").write_text("a = 2\n")
-    second = commit()
-    (tmp_path / "README.md").write_text("more\n")
-    commit()
-    assert not defaults_unchanged_since(first, tmp_path)
-    assert defaults_unchanged_since(second, tmp_path)
-    assert not defaults_unchanged_since(f"{second}-dirty", tmp_path)
-    assert not commit_is_here("0123456789ab", tmp_path)
-    assert not commit_is_here("not recorded", tmp_path)
 
 
 def test_differences_name_a_few_settings_once_each() -> None:

@@ -218,7 +218,7 @@ def test_nodes_that_are_evaluated_at_other_rounds_move_no_mean(tmp_path: Path) -
     found = measures(read_records(tmp_path / "r.gz"))
     assert [y for _, y in found.held_out] == pytest.approx([0.3] * 7)
     assert [y for _, y in found.held_out_of_task["gcd"]] == pytest.approx([0.3] * 7)
-    for name in ("gain", "gain_screened", "final_gain", "oscillation_swarm"):
+    for name in ("gain", "gain_screened", "final_gain"):
         assert found.numbers.get(name, 0.0) == pytest.approx(0.0, abs=1e-12), name
 
 
