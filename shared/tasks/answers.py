@@ -32,6 +32,7 @@ _HEADING = "####"
 _LONG_SPACE = re.compile(rf"\s{{{FREE_SPACE_CHARS + 1}}}")
 _WRAPPERS = (
     *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), (r"\fbox{", "}")),
+    *((rf"\{command}{{", "}") for command in ("text", "textbf", "textrm", "mathbf", "mathrm", "mbox")),
     *(("**", "**"), ("*", "*"), ("`", "`")),
 )
 _MOST_WRAPPERS = 8
@@ -66,7 +67,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def bare(text: str) -> str:
-    """`text` without the dollars, boxes and marks of emphasis around all of it."""
+    """`text` without the dollars, boxes, fonts and marks of emphasis around all of it."""
     text = text.strip()
     for _ in range(_MOST_WRAPPERS):
         for opening, closing in _WRAPPERS:

@@ -152,7 +152,8 @@ def _read(text: str, depth: int) -> Reading:
         if len({len(row) for row in rows}) > 1:
             raise Unreadable("is a matrix with rows of different lengths")
         cells = [_read(cell, depth - 1) for row in rows for cell in row]
-        return _group(f"matrix {matrix[1]} {len(rows)}x{len(rows[0])}", text, cells)
+        bars = matrix[1] if matrix[1] in "vV" else ""
+        return _group(f"matrix {bars} {len(rows)}x{len(rows[0])}", text, cells)
     if _PLUS_MINUS.search(text):
         return _list(text, [_read(_PLUS_MINUS.sub(f" {sign} ", text), depth - 1) for sign in "+-"], once=_PLUS_MINUS)
     return _leaf(text)
@@ -198,11 +199,29 @@ def _relation(text: str, sides: list[tuple[str, str]], depth: int) -> Reading:
     parts = [_read(side, depth - 1) for side, _ in sides]
     if all(sign in _FLIPPED for sign in signs):
         signs, parts = [_FLIPPED[sign] for sign in reversed(signs)], parts[::-1]
+    if (interval := _interval(text, signs, parts)) is not None:
+        return interval
     if signs == ["="]:
         for one, other in (parts, parts[::-1]):
             if getattr(one.value, "is_Symbol", False) and "_" not in one.text and not other.name:
                 return _with(other, name=one.value.name)
     return _group(" ".join(signs), text, parts)
+
+
+def _interval(text: str, signs: list[str], parts: list[Reading]) -> Reading | None:
+    """`1 < x \\le 3` and `x \\ge 2` as the interval that x is in; None for other comparisons."""
+    if not all(sign in ("<", "le") for sign in signs):
+        return None
+    if len(parts) == 2:
+        if parts[0].letters:
+            signs, parts = ["<", *signs], [Reading("sign", r"-\infty"), *parts]
+        else:
+            signs, parts = [*signs, "<"], [*parts, Reading("sign", r"\infty")]
+    name = next(iter(parts[1].letters), "") if len(parts) == 3 else ""
+    if not name or parts[1].text != name or any(bound.letters or bound.parts for bound in (parts[0], parts[2])):
+        return None
+    kind = ("[" if signs[0] == "le" else "(") + ("]" if signs[1] == "le" else ")")
+    return _with(_group(kind, text, [parts[0], parts[2]]), name=name)
 
 
 def _whole_bracket(text: str, depth: int) -> Reading | None:

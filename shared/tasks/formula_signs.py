@@ -8,7 +8,7 @@ import re
 import unicodedata
 
 from shared.tasks.answers import bare
-from shared.tasks.numerals import in_ascii_digits, joined_thousands
+from shared.tasks.numerals import in_ascii_digits, is_unit, joined_thousands
 from shared.tasks.verify_exact import in_usual_characters
 
 MAX_CHARS = 1000
@@ -16,6 +16,10 @@ MAX_CHARS = 1000
 
 class Unreadable(ValueError):
     """A text is no formula as a whole. The message continues `the answer ...`."""
+
+    def __str__(self) -> str:
+        """The message with the braces of sets as they are written."""
+        return super().__str__().replace("\x01", r"\{").replace("\x02", r"\}")
 
 
 GREEK = {sign: unicodedata.name(sign).rpartition(" ")[2].lower().replace("lamda", "lambda") for sign in "αβγδεζηθκλμνξρστφχψω"}
@@ -79,6 +83,7 @@ _UNIT = re.compile(
 )
 LETTER_UNIT = re.compile(r"(?<=[0-9)}])\s*(m/s|[mghlLs])$")
 _LETTERS_IF_JOINED = frozenset({"mg", "ml", "mi", "ft"})
+COUNTED = "of "
 OPEN, CLOSED = "([\x01", ")]\x02"
 CURRENCY = "$€£¥"
 
@@ -116,7 +121,8 @@ def in_ascii(text: str) -> str:
 def split_unit(text: str) -> tuple[str, str]:
     r"""Split `5 cm` or `5\text{ cm}^2` into what stands before the unit, and one name of the unit.
     Both are empty if it has none. A single letter is a unit only in upright text, as `5 m` may be
-    a product; so may `2mg`.
+    a product; so may `2mg`. Another word in upright text, which says what is counted, is named with
+    `COUNTED` before it.
     """
     match = _UNIT.search(text)
     if match is None:
@@ -125,7 +131,8 @@ def split_unit(text: str) -> tuple[str, str]:
     before = text[: match.start() if match["bare"] is None else match.start("bare")]
     if before.endswith("°") and name in ("C", "F"):
         before, name = before[:-1], f"°{name}"
-    unit = _UNIT_NAMES.get(name.removesuffix("."))
+    name = name.removesuffix(".")
+    unit = _UNIT_NAMES.get(name, COUNTED + name.lower().removesuffix("s") if match["bare"] is None and is_unit(name) else None)
     number = before.rstrip()
     if unit is None or not number or (before == number and match["bare"] in _LETTERS_IF_JOINED):
         return "", ""

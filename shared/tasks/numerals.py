@@ -19,6 +19,17 @@ _THOUSANDS = re.compile(
     r"(?<![0-9.,_A-Za-z])[1-9][0-9]{0,2}(,\\!|\\,|\{,\}|[,_' \u00a0\u2007\u2009\u202f])[0-9]{3}(?:\1[0-9]{3})*"
     r"(?!,?[0-9]|[0-9 ]*\s*/)"
 )
+_NO_UNIT = re.compile(
+    r"(?:half|halves|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|(?:ten|hundred|thousand|[a-z]*illion)th"
+    r"|hundred|thousand|[a-z]*illion|dozen|score|gross|pair|couple|lakh|crore|point|percent|percentage|pi|squared?|cubed?|factorial"
+    r"|root|power|plus|minus|times|twice|mod|modulo|over|by|divided|multiplied|doubled|tripled|halved|negative|inverse|reciprocal"
+    r"|or|and|not|no|nor|neither|never|than|less|fewer|more|greater|larger|smaller|higher|lower|under|above|below|off|short|except"
+    r"|about|around|approximately|roughly|almost|nearly|maybe|perhaps|least|most|maximum|minimum|wrong|false|incorrect|untrue|invalid"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]*teen|[a-z]*ty|base|hex|hexadecimal|binary|octal"
+    r"|ln|log|sin|cos|tan|sqrt|exp)s?",
+    re.IGNORECASE,
+)
+_UNIT = re.compile(r"[A-Za-z]{2,20}")
 _SEPARATORS = {"\u066b": ".", "\u066c": ","}
 _HAS_DIGIT = re.compile(r"[+-]?[,.]?[0-9]")
 
@@ -31,6 +42,13 @@ def read_number(text: str) -> Fraction | None:
     if len(text) > MAX_CHARS or not _HAS_DIGIT.match(text) or not _NUMBER.fullmatch(text):
         return None
     return Fraction(text.replace(",", ""))
+
+
+def is_unit(word: str) -> bool:
+    """Check whether a word after a number says what is counted, as in `8 apples`, and neither
+    changes its value (`8 hundred`) nor takes it back (`8 or`).
+    """
+    return _UNIT.fullmatch(word) is not None and _NO_UNIT.fullmatch(word) is None
 
 
 def in_ascii_digits(text: str) -> str:

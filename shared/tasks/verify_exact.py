@@ -13,6 +13,7 @@ from shared.tasks.verifiers import AnswerScorer
 
 _KINDS = ("wide", "narrow", "noBreak", "compat", "initial", "medial", "final", "isolated", "small", "vertical")
 _STRAIGHT = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2010: "-", 0x2011: "-", 0x2212: "-"}
+_CHOICE = re.compile(r"\(?([A-Za-z])\)")
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 """Left in a reference by the program that wrote it; no model answers with them."""
 _SAME_MEANING = tuple(f"<{kind}>" for kind in _KINDS)
@@ -22,8 +23,8 @@ something else: `super` (10\u2076 is not 106), `sub`, `fraction`, `circle`, `squ
 
 
 def verifier(item: Item) -> AnswerScorer:
-    """1 for equal texts, else 0. Marks of a formula or of emphasis around the whole, and a full
-    stop at its end, do not count.
+    """1 for equal texts, else 0. Marks of a formula or of emphasis around the whole, a full stop at
+    its end, and the brackets of a choice such as `(B)` or `B)` do not count.
 
     Raises:
         TaskError: the dataset has no reference answer.
@@ -39,7 +40,8 @@ def verifier(item: Item) -> AnswerScorer:
 
 
 def _unmarked(text: str) -> str:
-    return normalised(bare(bare(text).removesuffix(".")))
+    text = bare(bare(text).removesuffix("."))
+    return normalised(_CHOICE.sub(r"\1", text) if len(text) <= 3 else text)
 
 
 def normalised(text: str) -> str:

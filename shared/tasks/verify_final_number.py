@@ -1,11 +1,12 @@
 r"""The verifier `final_number`: the answer must end by stating the reference number. For models
 that answer in sentences.
 
-`8`, `4 * 2 = 8`, `The answer is **8**.` and `Answer: 8` state 8. `the product of 4 and 8` and `8
-apples` state nothing, so that repeating a question does not earn the number at its end. `x != 8`,
-`x >= 8`, `not: 8`, `negative: 8`, `7 or\n8`, `4 plus\n8`, `4:8` and `10/\n8` do not state 8 either:
-the text immediately before the number turns it into another statement or another number. `5!=120`
-is read as a comparison; write the factorial as `5! = 120`.
+`8`, `4 * 2 = 8`, `The answer is **8**.`, `Answer: 8`, `It's 8` and `Therefore, 8 apples.` state 8.
+`the product of 4 and 8` and `she has 8 apples` state nothing, so that repeating a question does not
+earn the number at its end. `x != 8`, `x >= 8`, `not: 8`, `It is not true that x = 8`,
+`negative: 8`, `7 or\n8`, `4 plus\n8`, `7 = 8`, `4:8`, `10/\n8` and `8 hundred` do not state 8
+either: the text beside the number turns it into another statement or another number. `5!=120` is
+read as a comparison; write the factorial as `5! = 120`.
 
 A truncated answer is judged by where it ends: `4 * 2 = 8` earns the reward even if it is the
 beginning of `4 * 2 = 8 + 1` or of `4 * 2 = 81`. Give answers enough room with
@@ -19,7 +20,7 @@ from fractions import Fraction
 
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError
-from shared.tasks.numerals import in_ascii_digits, joined_thousands, read_number
+from shared.tasks.numerals import in_ascii_digits, is_unit, joined_thousands, read_number
 from shared.tasks.verifiers import AnswerScorer
 from shared.tasks.verify_exact import in_usual_characters
 
@@ -31,9 +32,13 @@ _NUMBER = (
     r"((?:[+\-\u2212\u2013]\(?)?(?:[0-9]{1,3}(?:[ '_\u00a0\u2007\u2009\u202f][0-9]{3})+(?:\.[0-9]{1,17})?"
     r"|[0-9][0-9,]{0,30}(?:\.[0-9]{1,17})?|\.[0-9]{1,17}))"
 )
-_END = rf"{_OPENING}{_NUMBER}[ *_$\\)\]}}.]*"
-_STATED = re.compile(rf"(?:^|[=:\n]|\b(?:is|equals)\b){_END}$", re.IGNORECASE)
+_CLOSING = r"[ *_$\\)\]}.]*"
+_END = rf"{_OPENING}{_NUMBER}{_CLOSING}"
+_UNIT = r"(?: (?:\\)?|\\(?:text|textrm|mathrm|mbox)\{ ?)([A-Za-z]+)"
+_CONCLUSION = r"\b(?:is|equals|(?:therefore|thus|hence|so),?|(?:it|that|answer|total|sum|result)['\u2019]s)(?![\w'])"
+_STATED = re.compile(rf"(?:^|[=:\n]|{_CONCLUSION}){_OPENING}{_NUMBER}(?:{_UNIT}{_CLOSING}|{_CLOSING})$", re.IGNORECASE)
 _WHOLE = re.compile(_END)
+_THOUSANDS_COMMA = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!)(?=[0-9]{3})")
 _GAP = r"[\s=:*_$\\(\[{]*"
 # < > <= >= != ~ +- and + / - times, divided by, to the power of; but not the rule `---`.
 # An en dash after a word is punctuation.
@@ -47,8 +52,8 @@ _TIMES = re.compile(rf"(?:^|\n)(?:[^*\n\0]*[\s0-9)\]}}])?\*{{1,2}}\s*\n{_GAP}$")
 _RATIO = re.compile(rf"[0-9][*_$\\)\]}}]*(?: +:|:(?!\S*\s)){_GAP}$")
 _VERB = rf"{_GAP}(?:is|equals)?{_GAP}$"
 _NEGATION = (
-    r"not|cannot|never|nor|neither|or|than|at (?:least|most)|negative|incorrect|wrong|false|untrue|unequal"
-    r"|except(?: for)?|excluding|without|instead of|(?:any|every|no)thing but|all but"
+    r"not(?: true| so| the case)?|no longer|cannot|never|nor|neither|or|than|at (?:least|most)|negative|incorrect|wrong|false"
+    r"|untrue|unequal|except(?: for)?|excluding|without|instead of|(?:any|every|no)thing but|all but"
 )
 _OPERATION = r"minus|plus|mod|modulo|(?:divided|multiplied) by|(?:root|power|cube|square|factorial|half|third|quarter|percent) of"
 _WORD = re.compile(rf"(?:\b(?:{_NEGATION}|{_OPERATION})|n['\u2019]t)(?: equal(?: to)?)?{_VERB}", re.IGNORECASE)
@@ -62,6 +67,12 @@ _COMMAND = re.compile(
 _UNSEEN = re.compile(rf"\0\w{{0,12}}(?: \w{{1,8}}){{0,3}}{_VERB}", re.IGNORECASE)
 _NOT_ASSERTED = (_SIGN, _UNEQUAL, _TIMES, _RATIO, _WORD, _MULTIPLIED, _COMMAND, _UNSEEN)
 """Text immediately before a number that makes it something other than the stated answer."""
+_CLAUSE = re.compile(r"[.,!?]\s|[;:\n]|\b(?:but|so|then|thus|hence|therefore|because|since|instead)\b", re.IGNORECASE)
+_DENIAL = re.compile(r"\b(?:not|cannot|never|neither|nor|no longer)\b|n['\u2019]t\b", re.IGNORECASE)
+# `7 = ` and `43 is `, which contradict the number after them unless it is the same.
+_ANOTHER_NUMBER = re.compile(
+    rf"(?:^|[\n;:!?,]|\. |\b(?:so|then|thus) )[ *_$]*{_NUMBER}[ *_$]*(?:=|\bis|\bequals)[ *_$]*$", re.IGNORECASE
+)
 _PLAIN_SIGN = {0x2212: "-", 0x2013: "-", ord("("): None}
 _TAG = re.compile(r"<[^<>\s][^<>]*>")
 
@@ -91,14 +102,18 @@ def verifier(item: Item) -> AnswerScorer:
         if match is None:
             return 0.0
         before = _TAG.sub("", end[: match.start(1)])  # The `>` of a tag is not a comparison.
-        asserted = not any(pattern.search(before) for pattern in _NOT_ASSERTED)
-        return float(asserted and _value(match[1]) == wanted)
+        if match[2] and not is_unit(match[2]) or any(pattern.search(before) for pattern in _NOT_ASSERTED):
+            return 0.0
+        if _DENIAL.search(_CLAUSE.split(before)[-1]):
+            return 0.0
+        other = _ANOTHER_NUMBER.search(before)
+        return float(_value(match[1]) == wanted and (other is None or _value(other[1]) == wanted))
 
     return score
 
 
 def _in_ascii(text: str) -> str:
-    return in_ascii_digits(in_usual_characters(text))
+    return _THOUSANDS_COMMA.sub(",", in_ascii_digits(in_usual_characters(text)))
 
 
 def _value(number: str) -> Fraction | None:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError
 from shared.tasks.formula_reading import Reading, is_about_as_long, read
-from shared.tasks.formula_signs import LETTER_UNIT, Unreadable
+from shared.tasks.formula_signs import COUNTED, LETTER_UNIT, Unreadable
 from shared.tasks.formula_values import DIGITS, exact_value, same_values
 from shared.tasks.numerals import rounds_from
 from shared.tasks.verifiers import AnswerScorer
@@ -78,7 +78,10 @@ def _may_be_named(reference: Reading, name: str) -> bool:
 def _is_same(reference: Reading, given: Reading) -> bool:
     if reference.parts or given.parts:
         return _has_same_parts(reference, given)
-    if not given.letters <= reference.letters | {"e", "i"} or (given.mark and reference.mark not in ("", given.mark)):
+    if not given.letters <= reference.letters | {"e", "i"}:
+        return False
+    # The reference may lack a unit, but not the word for what is counted: it could be any text.
+    if given.mark != reference.mark and given.mark and (reference.mark or given.mark.startswith(COUNTED)):
         return False
     if reference.kind in ("sign", "base") or given.kind in ("sign", "base"):
         return (reference.kind, reference.value or reference.text) == (given.kind, given.value or given.text)

@@ -32,6 +32,10 @@ def reward(reference: str, answer: str) -> float:
         ("80", "80!"),
         (".", ""),
         ("80", "80\u200b"),
+        ("B", "(A)"),
+        ("B", "(B"),
+        ("B", "(AB)"),
+        ("B", "B) or C)"),
     ],
 )
 def test_a_sign_that_says_something_else_is_another_text(reference: str, answer: str) -> None:
@@ -63,6 +67,14 @@ def test_a_sign_that_says_something_else_is_another_text(reference: str, answer:
         ("\ufeff80", "80"),
         ("don't", "don\u2019t"),
         ("-4", "\u22124"),
+        ("B", "(B)"),
+        ("B", "B)"),
+        ("B", "B."),
+        ("B", r"\text{B}"),
+        ("B", r"\textbf{(B)}"),
+        ("(A)", "a"),
+        (r"\text{east}", "east"),
+        ("east", r"\mathrm{east}"),
     ],
 )
 def test_case_spacing_encoding_and_marks_around_the_whole_do_not_count(reference: str, answer: str) -> None:

@@ -65,6 +65,21 @@ def reward(answer: str, reference: str = "8") -> float:
         "Correct: 8",
         "**" + "x" * 500 + "**\n8",
         "The answer is ٨",
+        "8 apples",
+        "The answer is 8 apples.",
+        "total = 8 clips",
+        "**Total:** 8 clips.",
+        r"$8\text{ clips}$",
+        r"x = 8\text{cm}",
+        "$8 dollars",
+        "It's 8",
+        "That’s **8**.",
+        "Therefore, 8.",
+        "So 8 apples",
+        "8 = 8",
+        "x is not 7, so x = 8",
+        "There are not enough, so the total is 8",
+        "She doesn't keep 3, but the answer is 8",
     ],
 )
 def test_a_plain_statement_is_paid(answer: str) -> None:
@@ -132,6 +147,16 @@ def test_a_comparison_other_than_equality_is_not_paid(answer: str) -> None:
         "false: 8",
         "instead of\n8",
         "neither 7 nor\n8",
+        "The answer is not x = 8",
+        "It is not equal to x = 8",
+        "It is not true that x = 8",
+        "It is not true: 8",
+        "The answer is no longer: 8",
+        "It never was x = 8",
+        "The total isn't = 8 apples",
+        "7 = 8",
+        "so 43 is 8",
+        "x = 3: 7 = 8 apples",
     ],
 )
 def test_a_negation_an_alternative_or_a_bound_in_words_is_not_paid(answer: str) -> None:
@@ -222,9 +247,44 @@ def test_a_number_may_begin_with_its_point_and_have_a_typographic_minus(answer: 
     assert reward(answer, reference) == paid
 
 
-@pytest.mark.parametrize("answer", ["8 apples", "is8", "= 8 + 1", "7, 8", "7 or 8", "= 8%", "> 8", "≠ 8", "is not 8", "this 8", ""])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "she has 8 apples",
+        "of 8 apples",
+        "apples 8",
+        "Anna's 8",
+        "is8",
+        "= 8 + 1",
+        "7, 8",
+        "7 or 8",
+        "= 8%",
+        "> 8",
+        "≠ 8",
+        "is not 8",
+        "this 8",
+        "",
+    ],
+)
 def test_what_states_no_number_at_its_end_is_not_paid(answer: str) -> None:
     assert reward(answer) == 0.0
+
+
+WORDS = (
+    "hundred million dozen percent squared cubed half thirds tenths point pi plus minus times or and not less more off twenty seven"
+)
+
+
+@pytest.mark.parametrize("end", [*WORDS.split(), "or 9", "and a half", "red apples", "point five", "x", "%", "-", "apples 9", "^2"])
+def test_what_follows_a_number_and_is_no_unit_makes_it_another_statement(end: str) -> None:
+    assert reward(f"The answer is 8 {end}") == reward(f"8 {end}") == 0.0
+    assert reward(rf"= 8\text{{ {end}}}") == 0.0
+
+
+def test_thousands_of_formulas_are_read() -> None:
+    for text in ("1{,}250", r"1\,250", r"= 1,\!250", "$1{,}250$"):
+        assert reward(text, "1250") == reward(text, "1,250") == 1.0
+    assert reward("1250", "1{,}250") == 1.0
 
 
 @pytest.mark.parametrize("number", ["0,125", "0 125", "00,125", "0.125,000", "-0,5", "0,125,000", "0_125", "0,000"])

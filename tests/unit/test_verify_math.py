@@ -216,14 +216,17 @@ def paid(reference: str, *texts: str) -> dict[str, float]:
         ("(0,1]", ("(0, 1]",), ("[0,1]", "(0,1)", "[0,1)", "(0,2]")),
         ("(-\\infty, 3] \\cup [5, 6)", ("[5,6)\\cup(-\\infty,3]", "(-∞,3]∪[5,6)"), ("(-\\infty,3]", "(-\\infty,3)\\cup[5,6)")),
         ("x \\in [0,1]", ("[0,1]", "x∈[0,1]"), ("(0,1)", "y \\in [0,1]")),
-        ("1 < x \\le 3", ("1<x≤3", "3 \\ge x > 1"), ("1<x<3", "x \\le 3", "1 \\le x < 3")),
+        ("1 < x \\le 3", ("1<x≤3", "3 \\ge x > 1", "(1,3]", "x \\in (1,3]"), ("1<x<3", "x \\le 3", "[1,3]", "1<y≤3")),
+        ("(1,3]", ("1 < x \\le 3", "x \\in (1,3]"), ("1 \\le x \\le 3", "1 > x \\le 3")),
+        ("x \\ge 2", ("[2,\\infty)", "2 \\le x"), ("(2,\\infty)", "x > 2", "(-\\infty,2]", "y \\ge 2")),
+        ("x<y+1", ("y+1>x",), ("y<x+1", "(-\\infty,y+1)")),
         ("x \\ne 2", ("x ≠ 2", "2 \\neq x"), ("x = 2", "2", "x \\ne 3")),
         ("\\pm 3", ("3, -3", "±3", "-3,3"), ("3", "-3")),
         ("2 \\pm \\sqrt{3}", ("2+\\sqrt3, 2-\\sqrt3", "2±√3"), ("2+\\sqrt3", "2 \\pm 3")),
         (
             "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
-            ("\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",),
-            ("\\begin{pmatrix}1&3\\\\2&4\\end{pmatrix}", "1", "1, 2, 3, 4"),
+            ("\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&4\\end{bmatrix}"),
+            ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "\\begin{pmatrix}1&3\\\\2&4\\end{pmatrix}", "1", "1, 2, 3, 4"),
         ),
         # Names, units, marks and signs that contradict the reference, or do not.
         ("A", ("(A)", "\\text{A}", "\\textbf{(A)}", "A."), ("B=A", "A=B", "x=A", "B", "A=A", "\\text{B}", "\\text{(B)}")),
@@ -243,6 +246,8 @@ def paid(reference: str, *texts: str) -> dict[str, float]:
         ("5\\text{ m}", ("5", "5 m", "5 meters", "5m"), ("5\\text{ s}", "m5", "5 km")),
         ("5\\text{ m/s}", ("5", "5 m/s"), ("5 m", "5 km/h")),
         ("12", ("12 cm", "12 m", "12\\text{ hours}", "$12", "12°"), ("12m^2n", "12 apples", "12x")),
+        ("72", ("\\text{72}", "\\mathbf{72}", "72\\text{ cm}"), ("72\\text{ clips}", "72\\text{ hundred}", "72\\text{ or}")),
+        ("5\\text{ apples}", ("5", "5\\text{ Apples}", "5\\text{ apple}"), ("5\\text{ pears}", "5 cm", "6\\text{ apples}")),
         ("25\\pi", ("25π cm²", "25\\pi\\text{ cm}^2"), ("25", "25cm")),
         ("72°F", ("72", "72^\\circ\\text{F}", "72^\\circ F"), ("72°C", "72°", "22")),
         ("2mg", ("2gm", "2 m g"), ("2", "2 mg", "2\\text{ mg}")),
@@ -291,7 +296,20 @@ def test_a_reference_is_read_as_a_whole_and_only_its_value_is_paid(
 
 @pytest.mark.parametrize(
     "reference",
-    ["east", "no", "yes", "ten", "half", "abc def", "5 apples", "3 hours 20 minutes", "3h 20m", "\\text{east}", "10\\text{ apples}"]
+    [
+        "east",
+        "no",
+        "yes",
+        "ten",
+        "half",
+        "abc def",
+        "5 apples",
+        "3 hours 20 minutes",
+        "3h 20m",
+        "\\text{east}",
+        "10\\text{ hundred}",
+        "10\\text{ red apples}",
+    ]
     + ["3-5", "3–5", "3:20", "12-25-2020", "1/2/2020", "1.2.3", "1 2", "10 000 00", "2 3/1", "3 5/4"]
     + ["x2+1", "½x2", "1/2x", "5!", "2^", "(1,2", "1,2)", "\\{1,2)", "∫x", "f(", "3..5", "1 + + 1", "-", "()", "\\boxed{}", "1,,2"]
     + ["0,125", "0 125", "00,125", "0.125,000", "-0,5", "x = 0,125", "0,125,000", "0,\\!125", "0{,}125", "1.5,200", "0,125%"]
