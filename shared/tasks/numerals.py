@@ -20,13 +20,16 @@ _THOUSANDS = re.compile(
     r"(?!,?[0-9]|[0-9 ]*\s*/)"
 )
 _NO_UNIT = re.compile(
-    r"(?:half|halves|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|(?:ten|hundred|thousand|[a-z]*illion)th"
-    r"|hundred|thousand|[a-z]*illion|dozen|score|gross|pair|couple|lakh|crore|point|percent|percentage|pi|squared?|cubed?|factorial"
-    r"|root|power|plus|minus|times|twice|mod|modulo|over|by|divided|multiplied|doubled|tripled|halved|negative|inverse|reciprocal"
-    r"|or|and|not|no|nor|neither|never|than|less|fewer|more|greater|larger|smaller|higher|lower|under|above|below|off|short|except"
-    r"|about|around|approximately|roughly|almost|nearly|maybe|perhaps|least|most|maximum|minimum|wrong|false|incorrect|untrue|invalid"
-    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]*teen|[a-z]*ty|base|hex|hexadecimal|binary|octal"
-    r"|ln|log|sin|cos|tan|sqrt|exp)s?",
+    r"(?:"
+    r"half|halves|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth"
+    r"|(?:ten|hundred|thousand|[a-z]*illion)th|hundred|thousand|[a-z]*illion|dozen|score|gross|pair|couple"
+    r"|lakh|crore|point|percent|percentage|pi|squared?|cubed?|factorial|root|power|plus|minus|times|twice"
+    r"|mod|modulo|over|by|divided|multiplied|doubled|tripled|halved|negative|inverse|reciprocal|or|and|not"
+    r"|no|nor|neither|never|than|less|fewer|more|greater|larger|smaller|higher|lower|under|above|below|off"
+    r"|short|except|about|around|approximately|roughly|almost|nearly|maybe|perhaps|least|most|maximum"
+    r"|minimum|wrong|false|incorrect|untrue|invalid|zero|one|two|three|four|five|six|seven|eight|nine|ten"
+    r"|eleven|twelve|[a-z]*teen|[a-z]*ty|base|hex|hexadecimal|binary|octal|ln|log|sin|cos|tan|sqrt|exp"
+    r")s?",
     re.IGNORECASE,
 )
 _UNIT = re.compile(r"[A-Za-z]{2,20}")
