@@ -22,12 +22,11 @@ import reasoning_gym
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from shared.config.sections import ModelSection
+from shared.config.sections import ModelSection, TaskSpec
 from shared.model.base_policy import (
     SEED_STRIDE,
     SUPERVISED_SEED,
     BasePolicyRecipe,
-    DemoTask,
     Example,
     held_out_questions,
     is_built,
@@ -140,7 +139,7 @@ def _without(question: str, phrases: Sequence[str]) -> str:
     return question
 
 
-def _examples(task: DemoTask, position: int, attempts: int, held_out: HeldOut) -> Iterator[Example]:
+def _examples(task: TaskSpec, position: int, attempts: int, held_out: HeldOut) -> Iterator[Example]:
     seed = SUPERVISED_SEED + position * SEED_STRIDE
     dataset = reasoning_gym.create_dataset(task.dataset, seed=seed, size=attempts, **task.config)
     seen: set[str] = set()

@@ -15,8 +15,8 @@ import random
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class BasePolicyRecipe:
 
 
 def build_base_policy(
-    out_dir: Path, tasks: Sequence[DemoTask], recipe: BasePolicyRecipe | None = None, *, show_progress: bool = True
+    out_dir: Path, tasks: Sequence[TaskSpec], recipe: BasePolicyRecipe | None = None, *, show_progress: bool = True
 ) -> Path:
     """Build the policy in `out_dir` as a Hugging Face folder, unless it is there, and return
     `out_dir`.
@@ -129,9 +129,10 @@ def build_base_policy(
     return out_dir
 
 
-def policy_record(tasks: Sequence[DemoTask], recipe: BasePolicyRecipe) -> dict[str, Any]:
+def policy_record(tasks: Sequence[TaskSpec], recipe: BasePolicyRecipe) -> dict[str, Any]:
     """Return the JSON record, kept next to the weights, of what they were built from."""
-    record = {"recipe_version": RECIPE_VERSION, "recipe": asdict(recipe), "tasks": [asdict(task) for task in tasks]}
+    sources = [{"dataset": task.dataset, "weight": task.weight, "config": task.config} for task in tasks]
+    record = {"recipe_version": RECIPE_VERSION, "recipe": asdict(recipe), "tasks": sources}
     as_json: dict[str, Any] = json.loads(json.dumps(record))
     return as_json
 
@@ -338,17 +339,6 @@ SEED_STRIDE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class DemoTask:
-    """One dataset of the demo: its reasoning-gym name, its share relative to the others, and its
-    configuration.
-    """
-
-    dataset: str
-    weight: float = 1.0
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Example:
     """A question and its right answer."""
 
@@ -357,25 +347,24 @@ class Example:
     answer: str
 
 
-def load_demo_tasks(path: Path) -> tuple[DemoTask, ...]:
+def load_demo_tasks(path: Path) -> tuple[TaskSpec, ...]:
     """Read the `[[tasks]]` tables of a TOML file. Raises ValueError naming the file when there are
-    none.
+    none, or one is of a file.
     """
     tables = tomllib.loads(path.read_text(encoding="utf-8")).get("tasks", [])
-    if not tables:
-        raise ValueError(f"{path}: no [[tasks]] table: add at least one with a `dataset`")
-    if any(table.get("source") == "file" for table in tables):
-        raise ValueError(f"{path}: the base policy learns from reasoning-gym's datasets: leave out tasks of files")
-    return tuple(DemoTask(t["dataset"], float(t.get("weight", 1.0)), dict(t.get("config", {}))) for t in tables)
+    if not tables or any(table.get("source") == "file" for table in tables):
+        raise ValueError(
+            f"{path}: the base policy learns from [[tasks]] with a `dataset`, and none from a file: add or correct them"
+        )
+    return tuple(TaskSpec(**{name: t[name] for name in ("dataset", "weight", "config") if name in t}) for t in tables)
 
 
-def held_out_questions(tasks: Sequence[DemoTask], count: int) -> HeldOut:
+def held_out_questions(tasks: Sequence[TaskSpec], count: int) -> HeldOut:
     """Return the questions of an evaluation with `count` questions, which are never trained on."""
-    specs = [TaskSpec(dataset=task.dataset, weight=task.weight, config=dict(task.config)) for task in tasks]
-    return HeldOut(held_out_tasks(specs, count))
+    return HeldOut(held_out_tasks(tasks, count))
 
 
-def draw_examples(task: DemoTask, seed: int, attempts: int, held_out: HeldOut) -> Iterator[Example]:
+def draw_examples(task: TaskSpec, seed: int, attempts: int, held_out: HeldOut) -> Iterator[Example]:
     """Yield distinct questions of one dataset that are not held out, trying `attempts` indices."""
     dataset = reasoning_gym.create_dataset(task.dataset, seed=seed, size=attempts, **task.config)
     seen: set[str] = set()
@@ -388,7 +377,7 @@ def draw_examples(task: DemoTask, seed: int, attempts: int, held_out: HeldOut) -
 
 
 def training_examples(
-    tasks: Sequence[DemoTask], attempts: int, held_out: HeldOut, seed: int = SUPERVISED_SEED
+    tasks: Sequence[TaskSpec], attempts: int, held_out: HeldOut, seed: int = SUPERVISED_SEED
 ) -> list[list[Example]]:
     """Return, per dataset, the distinct questions among `attempts` draws that are not held out.
 

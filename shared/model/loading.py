@@ -9,12 +9,13 @@ tokenizer and the other facts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 from zipfile import is_zipfile
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
@@ -25,12 +26,12 @@ from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments
 from shared.model.configuration import ModelLoadError, check_not_quantised, meant_attention, quietly, read_configuration, reading
 from shared.model.reading import check_source
-from shared.model.weight_files import local_weights, not_finite, tensors_of, tied_and_not, zero_problem
+from shared.model.weight_files import local_weights, tensors_of
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
 LOOKED_AT = torch.device("meta")
 """As `device`: names and shapes are checked, and no weight is read.
-`shared.model.weight_files.check_values` checks the numbers in the files.
+`check_stored_numbers` checks the numbers in the files.
 """
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 """Those of safetensors that a model that can be trained is stored in."""
@@ -126,40 +127,107 @@ def load_causal_lm(
         )
     # transformers leaves two tensors apart where the file has two different ones.
     for name in sorted(ties.keys() - (loaded.all_tied_weights_keys or {}).keys()):
-        raise ModelLoadError(tied_and_not(origin, name, ties[name]))
+        raise ModelLoadError(_tied_and_not(origin, name, ties[name]))
     if gguf is None:  # the files of a hub name are here by now
         _check_not_packed(origin, loaded, local_weights(model.path, model.revision))
     if device == LOOKED_AT:
         return loaded
-    _check_numbers(origin, loaded.state_dict(), ties, outer_matrices(loaded), narrow=dtype == torch.float16)
+    _check_numbers(origin, loaded.state_dict().items(), ties, outer_matrices(loaded), narrow=dtype == torch.float16)
     return loaded.to(device).eval()
 
 
-def check_torch_values(files: Sequence[Path], tied: Mapping[str, str], needed: Collection[str]) -> None:
-    """As `shared.model.weight_files.check_values`, for files in torch's format."""
-    tensors: dict[str, Any] = {}
-    for file in files:
-        if file.suffix != ".safetensors":
+def check_stored_numbers(model: ModelSection, loaded: Any, *, most_bytes: int | None = None) -> None:
+    """Check the numbers in the files of a model that was `LOOKED_AT`, unless these are larger than
+    `most_bytes`, or not here.
+
+    Raises:
+        ModelLoadError: a number is NaN or infinite, matrices are wholly 0 that never are in a
+            trained model, or two tensors that are one in the model differ.
+    """
+    files = local_weights(model.path, model.revision)
+    if not files or (most_bytes is not None and sum(file.stat().st_size for file in files) > most_bytes):
+        return
+    origin, ties = str(files[0].parent), dict(loaded.all_tied_weights_keys or {})
+    held: dict[str, torch.Tensor] = {}
+
+    def stored() -> Iterator[tuple[str, torch.Tensor]]:
+        for file in files:
             with reading(str(file), "weights"):
-                tensors |= torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
-    if tensors:
-        _check_numbers(str(files[0].parent), tensors, tied, needed)
+                tensors = _tensors_in(file)
+            for name, value in tensors:
+                if name in ties or name in ties.values():
+                    held[name] = value
+                yield name, value
+
+    _check_numbers(origin, stored(), ties, outer_matrices(loaded))
+    for name, other in ties.items():
+        if name in held and other in held and not torch.equal(held[name], held[other]):
+            raise ModelLoadError(_tied_and_not(origin, name, other))
+
+
+def _tensors_in(file: Path) -> Iterable[tuple[str, torch.Tensor]]:
+    if file.suffix == ".safetensors":
+        opened: Any = safe_open(str(file), framework="pt")
+        return ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118 (not a dict)
+    tensors: dict[str, torch.Tensor] = torch.load(file, map_location="cpu", mmap=is_zipfile(file), weights_only=True)
+    return tensors.items()
 
 
 def _check_numbers(
-    origin: str, tensors: Mapping[str, torch.Tensor], tied: Mapping[str, str], needed: Collection[str], *, narrow: bool = False
+    origin: str,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    tied: Mapping[str, str],
+    needed: Collection[str],
+    *,
+    narrow: bool = False,
 ) -> None:
     zero: dict[str, bool] = {}
-    for name, value in tensors.items():
-        if not value.is_floating_point() or not value.numel():
+    for name, value in tensors:
+        if value.dtype not in _TYPES.values() or not value.is_floating_point() or not value.numel():
             continue
         least, most = torch.aminmax(value)
         if not (torch.isfinite(least) and torch.isfinite(most)):
-            raise ModelLoadError(not_finite(origin, name, narrow=narrow))
+            raise ModelLoadError(_not_finite(origin, name, narrow=narrow))
         if value.ndim >= 2 and name not in tied:
             zero[name] = bool(least == 0) and bool(most == 0)
-    if problem := zero_problem(origin, zero, needed):
+    if problem := _zero_problem(origin, zero, needed):
         raise ModelLoadError(problem)
+
+
+def _zero_problem(origin: str, zero: Mapping[str, bool], needed: Collection[str]) -> str:
+    """Why a model's matrices cannot be trained ones; empty if they can. zero: of each, whether it
+    is wholly 0. needed: names of its embedding and output layer in the model; a file may leave out
+    how they begin.
+
+    A download that broke off leaves zeros. A model may have some such matrices from its start, but
+    neither its embedding nor its output layer, nor many; one with nothing but zeros is a stand-in.
+    """
+    found = sorted(name for name, is_zero in zero.items() if is_zero)
+    first = next((name for name in found if any(f".{each}".endswith(f".{name}") for each in needed)), "")
+    if len(found) == len(zero) or not (first or len(found) * 4 > len(zero)):
+        return ""
+    return (
+        f"{origin}: the weight {first or found[0]} is wholly 0 ({len(found)} of {len(zero)} matrices are), as a download that "
+        "broke off leaves it: copy the weights again"
+    )
+
+
+def _not_finite(origin: str, tensor: str, *, narrow: bool = False) -> str:
+    """Describe a weight that is no number. narrow: as it is read, in float16."""
+    remedy = "set model.dtype to bfloat16 or float32, " if narrow else ""
+    return (
+        f"{origin}: the weight {tensor} holds NaN or infinity{' in float16' * narrow}, so every answer would be noise: {remedy}"
+        "take an earlier checkpoint, or copy the file again"
+    )
+
+
+def _tied_and_not(origin: str, tensor: str, other: str) -> str:
+    """Describe a file with two different tensors where the configuration has one."""
+    return (
+        f"{origin}: config.json says that {tensor} is {other} (tie_word_embeddings), and the file holds two different tensors, so "
+        "that trainer and engines would compute different models: set tie_word_embeddings to false in config.json if the "
+        f"model was trained with both, else remove {tensor} from the file"
+    )
 
 
 def _check_layer_types(origin: str, config: Any) -> None:

@@ -1,42 +1,29 @@
-"""The files that hold a model's weights: which ones `transformers` reads, whether they are whole,
-and whether their numbers can be weights. Nothing here needs torch.
+"""The files that hold a model's weights: which ones `transformers` reads, and whether they are
+whole. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
 import operator
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from shared.hub_models import hub_arguments
 from shared.model.configuration import ModelLoadError
 
 INDEX = "model.safetensors.index.json"
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
-_EXPONENTS: dict[str, tuple[Any, int]] = {
-    "F64": (np.uint64, 0x7FF0 << 48),
-    "F32": (np.uint32, 0x7F80 << 16),
-    "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
-}
-"""Unsigned type and exponent bits of the float types; a number whose exponent bits are all set is
-NaN or infinite.
-"""
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
-_AT_ONCE = 2**24
 
 
 def weights_folder(path: str, revision: str) -> Path | None:
@@ -149,82 +136,3 @@ def _is_placed(entry: Mapping[str, Any]) -> bool:
     begin, end = entry["place"]
     item = _ITEM_BYTES.get(entry["dtype"])
     return bool(0 <= begin <= end) and (item is None or end - begin == item * math.prod(map(operator.index, entry["shape"])))
-
-
-def check_values(files: Sequence[Path], tied: Mapping[str, str], needed: Collection[str]) -> None:
-    """Check the numbers in safetensors files without torch; files in torch's format are not read.
-
-    tied: for each tensor that the model shares with another one, the other one's name. needed: as
-    for `zero_problem`.
-
-    Raises:
-        ModelLoadError: a number is NaN or infinite, matrices are wholly 0 that never are in a
-            trained model, or two tensors that are one in the model differ.
-    """
-    held: dict[str, Any] = {}
-    zero: dict[str, bool] = {}
-    for file in files:
-        if file.suffix != ".safetensors":
-            continue
-        for name, values, dtype, dimensions in _arrays(file):
-            if dimensions >= 2 and dtype in _EXPONENTS:
-                zero[name] = not values[:_AT_ONCE].any() and not values.any()
-            if name in tied or name in tied.values():
-                held[name] = values
-            unsigned, exponent = _EXPONENTS.get(dtype, (np.uint8, 256))
-            for first in range(0, len(values) if dtype in _EXPONENTS else 0, _AT_ONCE):
-                if int((values[first : first + _AT_ONCE].view(unsigned) & unsigned(exponent)).max()) == exponent:
-                    raise ModelLoadError(not_finite(str(file), name))
-    if files and (problem := zero_problem(str(files[0].parent), zero, needed)):
-        raise ModelLoadError(problem)
-    for name, other in tied.items():
-        if name in held and other in held and not np.array_equal(held[name], held[other]):
-            raise ModelLoadError(tied_and_not(str(files[0].parent), name, other))
-
-
-def _arrays(file: Path) -> Iterator[tuple[str, Any, str, int]]:
-    """Each tensor's name, bytes, dtype and number of dimensions."""
-    entries = tensors_of(file)
-    if not entries:
-        return
-    with file.open("rb") as opened:
-        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    for name, entry in entries.items():
-        begin, end = entry["place"]
-        yield name, np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=begin), entry["dtype"], len(entry["shape"])
-
-
-def zero_problem(origin: str, zero: Mapping[str, bool], needed: Collection[str]) -> str:
-    """Why a model's matrices cannot be trained ones; empty if they can. zero: of each, whether it
-    is wholly 0. needed: names of its embedding and output layer in the model; a file may leave out
-    how they begin.
-
-    A download that broke off leaves zeros. A model may have some such matrices from its start, but
-    neither its embedding nor its output layer, nor many; one with nothing but zeros is a stand-in.
-    """
-    found = sorted(name for name, is_zero in zero.items() if is_zero)
-    first = next((name for name in found if any(f".{each}".endswith(f".{name}") for each in needed)), "")
-    if len(found) == len(zero) or not (first or len(found) * 4 > len(zero)):
-        return ""
-    return (
-        f"{origin}: the weight {first or found[0]} is wholly 0 ({len(found)} of {len(zero)} matrices are), as a download that "
-        "broke off leaves it: copy the weights again"
-    )
-
-
-def not_finite(origin: str, tensor: str, *, narrow: bool = False) -> str:
-    """Describe a weight that is no number. narrow: as it is read, in float16."""
-    remedy = "set model.dtype to bfloat16 or float32, " if narrow else ""
-    return (
-        f"{origin}: the weight {tensor} holds NaN or infinity{' in float16' * narrow}, so every answer would be noise: {remedy}"
-        "take an earlier checkpoint, or copy the file again"
-    )
-
-
-def tied_and_not(origin: str, tensor: str, other: str) -> str:
-    """Describe a file with two different tensors where the configuration has one."""
-    return (
-        f"{origin}: config.json says that {tensor} is {other} (tie_word_embeddings), and the file holds two different tensors, so "
-        "that trainer and engines would compute different models: set tie_word_embeddings to false in config.json if the "
-        f"model was trained with both, else remove {tensor} from the file"
-    )

@@ -89,13 +89,13 @@ def build_toy_policy(out: Path, tasks: Sequence[TaskSpec], *, seed: int | None, 
     """Build the toy base policy in the folder `out`, with a progress bar on stderr. seed, steps:
     None for the recipe's.
     """
-    from shared.model.base_policy import BasePolicyRecipe, DemoTask, build_base_policy
+    from shared.model.base_policy import BasePolicyRecipe, build_base_policy
 
     if problem := _from_files(tasks):
         raise CommandError(problem, exit_code=EXIT_CONFIG)
     standard = BasePolicyRecipe()
     try:
         recipe = replace(standard, seed=standard.seed if seed is None else seed, steps=steps or standard.steps)
-        return build_base_policy(out, [DemoTask(task.dataset, task.weight, task.config) for task in tasks], recipe)
+        return build_base_policy(out, tasks, recipe)
     except (FileExistsError, ValueError) as error:
         raise CommandError(str(error)) from None

@@ -2,8 +2,8 @@
 importing torch takes longer than all of `swarm config check` otherwise does.
 
 `python -m swarm_cli.model.facts` is that process: the section `[model]` comes on standard input,
-the facts go to standard output. Whether the weights' names and shapes are the architecture's only
-torch can tell; that verdict is kept in the user's cache, under a digest of all that it depends on.
+the facts go to standard output. Whether the weights are the architecture's, and numbers, only torch
+can tell; that they are is kept in the user's cache, until a file changes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ MOST_READ_BYTES = 4 * 2**30
 """Of larger weights only names and shapes are checked here. The services check all numbers when
 they load them.
 """
-MOST_READ_TORCH_BYTES = 2 * 2**30
-"""The same of files in torch's format, which count toward `MEMORY_BYTES` while they are read."""
 _WEIGHTS = "weights"
 
 
@@ -118,73 +116,55 @@ def _facts(model: ModelSection) -> ModelFacts:
 def _check_weights(model: ModelSection) -> None:
     """Check the weights that are on this machine. Raises ModelLoadError."""
     from shared.model.configuration import ModelLoadError, check_not_quantised, read_configuration
-    from shared.model.weight_files import check_values, local_weights
+    from shared.model.weight_files import local_weights
 
     check_not_quantised(read_configuration(model.path, model.revision), f"model.path {model.path!r}")
-    if not (files := local_weights(model.path, model.revision)):
+    files = local_weights(model.path, model.revision)
+    if not files or (passed := _verdict_file(files)).exists():
         return
-    kept = _kept(files[0].parent, files)
-    try:
-        ties, needed = json.loads(kept.read_text())
-    except (OSError, ValueError):
-        process = subprocess.run(
-            [sys.executable, "-m", MODULE, _WEIGHTS],
-            input=model.model_dump_json().encode(),
-            stdout=subprocess.PIPE,
-            check=False,
-            preexec_fn=ending_with_parent(signal.SIGKILL),
+    process = subprocess.run(
+        [sys.executable, "-m", MODULE, _WEIGHTS],
+        input=model.model_dump_json().encode(),
+        stdout=subprocess.PIPE,
+        check=False,
+        preexec_fn=ending_with_parent(signal.SIGKILL),
+    )
+    if process.returncode:
+        raise ModelLoadError(
+            f"the process that looks at the weights of model.path {model.path!r} ended with code {process.returncode}"
         )
-        if process.returncode:
-            raise ModelLoadError(
-                f"the process that looks at the weights of model.path {model.path!r} ended with code {process.returncode}"
-            ) from None
-        problem, ties, needed = json.loads(process.stdout)
-        if problem:
-            raise ModelLoadError(problem) from None
-        with contextlib.suppress(OSError):  # without a cache the next check asks torch again
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps([ties, needed]))
-    if sum(file.stat().st_size for file in files) <= MOST_READ_BYTES:
-        check_values(files, ties, needed)
+    if problem := json.loads(process.stdout):
+        raise ModelLoadError(problem)
+    with contextlib.suppress(OSError):  # without a cache the next check asks torch again
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
 
 
-def _kept(folder: Path, files: Sequence[Path]) -> Path:
-    """Where the verdict is kept, under a digest of the configuration and of all tensors' names,
-    shapes and types.
+def _verdict_file(files: Sequence[Path]) -> Path:
+    """The file that is there if the weights passed. Its name is a digest of the configuration and
+    of what changes with the files' contents.
     """
-    from shared.model.weight_files import tensors_of
-
-    digest = hashlib.sha256(f"{VERSION} ties needed layers torch {importlib.metadata.version('transformers')}\n".encode())
-    digest.update((folder / "config.json").read_bytes())
+    digest = hashlib.sha256(f"{VERSION} {importlib.metadata.version('transformers')}\n".encode())
+    digest.update((files[0].parent / "config.json").read_bytes())
     for file in files:
         stat = file.stat()
-        known: Any = (stat.st_size, stat.st_mtime_ns)
-        if file.suffix == ".safetensors":
-            known = sorted((name, entry["dtype"], entry["shape"]) for name, entry in tensors_of(file).items())
-        digest.update(json.dumps([file.name, known]).encode())
+        digest.update(f"{file.name} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_ctime_ns}\n".encode())
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "swarm-rl" / "models" / f"{digest.hexdigest()}.json"
+    return Path(cache) / "swarm-rl" / "models" / f"{digest.hexdigest()}.passed"
 
 
-def _looked_at(model: ModelSection) -> tuple[str, dict[str, str], list[str]]:
-    """What is wrong with the weights' names and shapes, and with the numbers in files of torch,
-    which tensors are one, and the names of embedding and output layer.
-    """
+def _weights_problem(model: ModelSection) -> str:
     import torch
 
     from shared.model.configuration import ModelLoadError
-    from shared.model.loading import LOOKED_AT, check_torch_values, load_causal_lm, outer_matrices
-    from shared.model.weight_files import local_weights
+    from shared.model.loading import LOOKED_AT, check_stored_numbers, load_causal_lm
 
     try:
-        loaded = load_causal_lm(model, dtype=torch.float32, device=LOOKED_AT)
-        ties, needed = dict(loaded.all_tied_weights_keys or {}), outer_matrices(loaded)
-        files = local_weights(model.path, model.revision)
-        if sum(file.stat().st_size for file in files) <= MOST_READ_TORCH_BYTES:
-            check_torch_values(files, ties, needed)
-        return "", ties, needed
+        looked_at = load_causal_lm(model, dtype=torch.float32, device=LOOKED_AT)
+        check_stored_numbers(model, looked_at, most_bytes=MOST_READ_BYTES)
     except ModelLoadError as error:
-        return str(error), {}, []
+        return str(error)
+    return ""
 
 
 def main() -> None:
@@ -200,13 +180,13 @@ def main() -> None:
     from shared.config.sections import ModelSection
     from shared.runtime.process_limits import limit_data
 
-    limit_data(MEMORY_BYTES)
+    limit_data(MEMORY_BYTES + weights * MOST_READ_BYTES)
 
     # A tokenizer's code that prints must not write into the answer.
     answer: Any = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     model = ModelSection.model_validate_json(sys.stdin.buffer.read())
-    json.dump(_looked_at(model) if weights else _facts(model), answer)
+    json.dump(_weights_problem(model) if weights else _facts(model), answer)
     answer.close()
 
 

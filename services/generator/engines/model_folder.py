@@ -17,10 +17,9 @@ from transformers.pytorch_utils import Conv1D
 from services.generator.engines.base import EngineError, PolicyLoadError
 from shared.config.sections import ModelSection
 from shared.model.configuration import ModelLoadError
-from shared.model.loading import LOOKED_AT, check_torch_values, load_causal_lm, outer_matrices
+from shared.model.loading import LOOKED_AT, check_stored_numbers, load_causal_lm
 from shared.model.prompts import answer_text
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length
-from shared.model.weight_files import check_values, local_weights
 from shared.model.weights import Adapters, WeightsError, adapted_module, base_fingerprint, modules_of, read_adapters
 from shared.seeds import number_from
 
@@ -96,11 +95,10 @@ def load_base(model_path: str, revision: str, *, dtype: torch.dtype, device: tor
     in its files are checked, too. Raises EngineError.
     """
     try:
-        model = load_causal_lm(_section_of(model_path, revision), dtype=dtype, device=device)
+        section = _section_of(model_path, revision)
+        model = load_causal_lm(section, dtype=dtype, device=device)
         if device == LOOKED_AT:
-            checked = local_weights(model_path, revision), model.all_tied_weights_keys or {}, outer_matrices(model)
-            check_values(*checked)
-            check_torch_values(*checked)
+            check_stored_numbers(section, model)
         return model
     except (ModelLoadError, ValueError) as error:
         raise EngineError(str(error)) from error
