@@ -15,7 +15,7 @@ from transformers import LlamaConfig, Qwen2Config
 
 from benchmarks.workload import SMOLLM2_135M
 from services.trainer.memory_need import MemoryNeed
-from swarm_cli.model.memory import ModelMemory, Way, model_memory
+from swarm_cli.model.memory import ModelMemory, TrainingMethod, model_memory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- memory: written by `python -m benchmarks.memory_table` -->", "<!-- memory: end -->"
@@ -58,7 +58,7 @@ def _qwen(width: int, inner: int, layers: int, heads: int, key_heads: int, *, ti
 def table_row(name: str, config: Any) -> str:
     """One line of the table."""
     found: ModelMemory = model_memory(config, torch.bfloat16, rank=RANK, tokens=TOKENS, width=WIDTH, gpus=GPUS)
-    whole, adapters, split = found.ways
+    whole, adapters, split = found.methods
     cells = [name, f"{found.size.parameters / 1e6:,.0f} M", *_both(whole), *_both(adapters), _gb(split.recomputing)]
     return f"| {' | '.join([*cells, f'{found.generating / 1e9:.1f} GB'])} |"
 
@@ -75,7 +75,7 @@ def write_table() -> None:
     PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}")
 
 
-def _both(way: Way) -> tuple[str, str]:
+def _both(way: TrainingMethod) -> tuple[str, str]:
     return _gb(way.plain), _gb(way.recomputing)
 
 

@@ -29,7 +29,7 @@ from shared.model.reading import check_source
 from shared.model.weight_files import local_weights, tensors_of
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
-LOOKED_AT = torch.device("meta")
+NO_NUMBERS = torch.device("meta")
 """As `device`: names and shapes are checked, and no weight is read.
 `check_stored_numbers` checks the numbers in the files.
 """
@@ -77,7 +77,7 @@ def load_causal_lm(
     Args:
         model: folder, or hub name at a commit.
         dtype: of the weights.
-        device: where they are used; `LOOKED_AT` to check them without keeping them.
+        device: where they are used; `NO_NUMBERS` to check them without keeping them.
         origin: how messages name the model; "": as `model.path`.
         gguf: name of a GGUF file in the folder, and the configuration read from it.
 
@@ -102,7 +102,7 @@ def load_causal_lm(
     _check_layer_types(origin, config)
     attention = meant_attention(config)
     # To look at names and shapes, those in the headers are enough.
-    headers = _headers(model) if device == LOOKED_AT else None
+    headers = _headers(model) if device == NO_NUMBERS else None
     with reading(origin, "weights"):
         kind: Any = AutoModelForCausalLM if headers is None else _class_of(config)
         read: Any = kind.from_pretrained(
@@ -115,7 +115,7 @@ def load_causal_lm(
             **pinned,
             **({} if attention is None else {"attn_implementation": attention}),
             **({} if gguf is None else {"gguf_file": gguf[0]}),
-            **({"device_map": {"": "meta"}} if device == LOOKED_AT else {}),
+            **({"device_map": {"": "meta"}} if device == NO_NUMBERS else {}),
         )
     loaded, found = read
     ties = loaded.get_expanded_tied_weights_keys(all_submodels=True)
@@ -130,14 +130,14 @@ def load_causal_lm(
         raise ModelLoadError(_tied_and_not(origin, name, ties[name]))
     if gguf is None:  # the files of a hub name are here by now
         _check_not_packed(origin, loaded, local_weights(model.path, model.revision))
-    if device == LOOKED_AT:
+    if device == NO_NUMBERS:
         return loaded
     _check_numbers(origin, loaded.state_dict().items(), ties, outer_matrices(loaded), narrow=dtype == torch.float16)
     return loaded.to(device).eval()
 
 
 def check_stored_numbers(model: ModelSection, loaded: Any, *, most_bytes: int | None = None) -> None:
-    """Check the numbers in the files of a model that was `LOOKED_AT`, unless these are larger than
+    """Check the numbers in the files of a model that was `NO_NUMBERS`, unless these are larger than
     `most_bytes`, or not here.
 
     Raises:
@@ -181,6 +181,7 @@ def _check_numbers(
     *,
     narrow: bool = False,
 ) -> None:
+    """Refuse numbers that are none, and zeros where none can be. narrow: as read, in float16."""
     zero: dict[str, bool] = {}
     for name, value in tensors:
         if value.dtype not in _TYPES.values() or not value.is_floating_point() or not value.numel():

@@ -87,7 +87,7 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
         folder = _model_folder(model, commit, Path(scratch))
-        asked, prompts = _asked(node_config, model, folder, commit, sources, n)
+        asked, prompts = _prompted_tasks(node_config, model, folder, commit, sources, n)
         report, answered = asyncio.run(_evaluate(node_config, folder, commit, asked, prompts, temperature, engine))
     shown = _first_per_dataset(answered, answers)
     if as_json:
@@ -107,9 +107,9 @@ def _model_folder(model: str, revision: str, scratch: Path) -> str:
     return model
 
 
-def _asked(
+def _prompted_tasks(
     config: NodeConfig, model: str, folder: str, revision: str, sources: Sequence[TaskSpec], n: int | None
-) -> tuple[Asked, list[list[int]]]:
+) -> tuple[EvalTasks, list[list[int]]]:
     """The tasks and their prompts, in the same order. Tells how many may have been trained on."""
     from shared.model.configuration import ModelLoadError
     from shared.model.prompts import PromptError, render_prompt
@@ -134,7 +134,7 @@ def _asked(
         return len(known.get(task.question, ())) <= longest and task.question not in unwritable
 
     try:
-        asked = asked_tasks(config, sources, n, recorded_set(Path(model)), fits)
+        asked = eval_tasks(config, sources, n, recorded_set(Path(model)), fits)
     except CommandError:
         if unwritable and not known:
             raise CommandError(str(next(iter(unwritable.values())))) from None
@@ -150,7 +150,7 @@ async def _evaluate(
     config: NodeConfig,
     model: str,
     revision: str,
-    asked: Asked,
+    asked: EvalTasks,
     prompts: Sequence[list[int]],
     temperature: float,
     engine_name: str,
@@ -252,7 +252,7 @@ Fits = Callable[[Task], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedSet:
     """A node's held-out set as its evaluations name it. held_out: its id; None in records of
     earlier versions. changed: an earlier evaluation names another one.
     """
@@ -263,7 +263,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EvalTasks:
     """sources: with their files read. not_held_out: how many of the tasks may have been trained on;
     None: not known. note: a sentence about that; empty if all are held out.
     """
@@ -274,14 +274,14 @@ class Asked:
     note: str
 
 
-def recorded_set(model: Path) -> Recorded | None:
+def recorded_set(model: Path) -> RecordedSet | None:
     """The set of the newest evaluation, if `model` is a node's folder in a run, or one of its
     checkpoints, and the node has been evaluated.
     """
     node = model.parent.parent if (model / "manifest.json").is_file() else model
     lines = read_jsonl(node / EVAL_FILE) if (node / "checkpoints").is_dir() else []
     sets = [found for line in lines if (found := _set(line.get("n"), line.get("held_out")))]
-    return Recorded(*sets[-1], changed=len(set(sets)) > 1) if sets else None
+    return RecordedSet(*sets[-1], changed=len(set(sets)) > 1) if sets else None
 
 
 def _set(n: Any, held_out: Any) -> tuple[int, str | None] | None:
@@ -289,17 +289,19 @@ def _set(n: Any, held_out: Any) -> tuple[int, str | None] | None:
     return (n, held_out if isinstance(held_out, str) else None) if known else None
 
 
-def asked_tasks(config: NodeConfig, sources: Sequence[TaskSpec], n: int | None, recorded: Recorded | None, fits: Fits) -> Asked:
+def eval_tasks(
+    config: NodeConfig, sources: Sequence[TaskSpec], n: int | None, recorded: RecordedSet | None, fits: Fits
+) -> EvalTasks:
     """The held-out tasks of `sources` that fit the model: `n` of them, or as many as are held out,
     by the node whose record is given, else by `eval.tasks`.
 
     Raises:
         CommandError: a source cannot be used, nothing is held out and `n` is None, or no task fits.
     """
-    with _told():
+    with _task_errors():
         read = check_specs(sources)
         if recorded:
-            found = _held_of_run(config, sources, recorded, fits)
+            found = _run_held_out(config, sources, recorded, fits)
             size, held = found or (recorded.n, None)
         else:
             size, held = config.eval.tasks, HeldOut(_tasks(read, config.eval.tasks, config))
@@ -313,10 +315,10 @@ def asked_tasks(config: NodeConfig, sources: Sequence[TaskSpec], n: int | None, 
             f"{config.generator.max_new_tokens}: lower that, or choose tasks with shorter questions"
         )
     beyond = None if held is None else sum(not held.contains(task.question) for task in tasks)
-    return Asked(read, tasks, beyond, _note(beyond, len(tasks), len(held.tasks) if held else 0, recorded))
+    return EvalTasks(read, tasks, beyond, _note(beyond, len(tasks), len(held.tasks) if held else 0, recorded))
 
 
-def _held_of_run(config: NodeConfig, sources: Sequence[TaskSpec], recorded: Recorded, fits: Fits) -> tuple[int, HeldOut] | None:
+def _run_held_out(config: NodeConfig, sources: Sequence[TaskSpec], recorded: RecordedSet, fits: Fits) -> tuple[int, HeldOut] | None:
     """The set that the node's record names, with the number of tasks that gives it, if the
     configuration's sources, or those asked for, give it with `eval.tasks` or the recorded number.
     Its id is that of the tasks that fit. None: they do not, or the node did not always have it.
@@ -334,7 +336,7 @@ def _held_of_run(config: NodeConfig, sources: Sequence[TaskSpec], recorded: Reco
     return None
 
 
-def _note(beyond: int | None, asked: int, held: int, recorded: Recorded | None) -> str:
+def _note(beyond: int | None, asked: int, held: int, recorded: RecordedSet | None) -> str:
     """Whose set it is not, as the remedies differ; `held` tasks are in that set."""
     if beyond is None and recorded and recorded.changed:
         return "the node's held-out set changed during its run, so it may have trained on some of these tasks"
@@ -357,7 +359,7 @@ def _tasks(specs: Sequence[TaskSpec], n: int, config: NodeConfig) -> list[Task]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _task_errors() -> Iterator[None]:
     """Some datasets print while they derive a task (`bf` does). Standard output is for the
     report.
     """

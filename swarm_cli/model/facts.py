@@ -157,10 +157,10 @@ def _weights_problem(model: ModelSection) -> str:
     import torch
 
     from shared.model.configuration import ModelLoadError
-    from shared.model.loading import LOOKED_AT, check_stored_numbers, load_causal_lm
+    from shared.model.loading import NO_NUMBERS, check_stored_numbers, load_causal_lm
 
     try:
-        looked_at = load_causal_lm(model, dtype=torch.float32, device=LOOKED_AT)
+        looked_at = load_causal_lm(model, dtype=torch.float32, device=NO_NUMBERS)
         check_stored_numbers(model, looked_at, most_bytes=MOST_READ_BYTES)
     except ModelLoadError as error:
         return str(error)

@@ -24,8 +24,8 @@ SIDE_BY_SIDE_TOKENS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to train, and the memory that a process then needs, without and with
+class TrainingMethod:
+    """A way to train, and the memory that a process then needs, without and with
     `trainer.gradient_checkpointing`; None if it cannot be estimated.
     """
 
@@ -36,11 +36,11 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """The memory that a model needs. ways: for each way to train. generating: bytes with
+    """The memory that a model needs. methods: the ways to train. generating: bytes with
     `SIDE_BY_SIDE_TOKENS` tokens at once. reasons: why some needs cannot be estimated."""
 
     size: ModelSize
-    ways: list[Way]
+    methods: list[TrainingMethod]
     generating: int
     reasons: list[str]
 
@@ -112,12 +112,14 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
         raise CommandError(
             f"--rank {rank} is more than {highest}, the highest rank that this model's matrices allow: give a lower one"
         )
-    ways = [Way(name, need(rank_, processes, False), need(rank_, processes, True)) for name, rank_, processes in asked]
-    if all(way.plain is None and way.recomputing is None for way in ways):
+    methods = [
+        TrainingMethod(name, need(rank_, processes, False), need(rank_, processes, True)) for name, rank_, processes in asked
+    ]
+    if all(method.plain is None and method.recomputing is None for method in methods):
         raise CommandError(
             f"this model's memory cannot be estimated from its configuration: {reasons[0]}; run a training step and measure it"
         )
-    return ModelMemory(size, ways, size.generation_bytes(dtype.itemsize, SIDE_BY_SIDE_TOKENS), list(dict.fromkeys(reasons)))
+    return ModelMemory(size, methods, size.generation_bytes(dtype.itemsize, SIDE_BY_SIDE_TOKENS), list(dict.fromkeys(reasons)))
 
 
 def memory_lines(found: ModelMemory, dtype: str, tokens: int, width: int) -> list[str]:
@@ -127,8 +129,8 @@ def memory_lines(found: ModelMemory, dtype: str, tokens: int, width: int) -> lis
     def total(need: MemoryNeed | None) -> str:
         return "–" if need is None else gigabytes(need.total)
 
-    def states(way: Way) -> str:
-        need = way.plain or way.recomputing
+    def states(method: TrainingMethod) -> str:
+        need = method.plain or method.recomputing
         return "–" if need is None else gigabytes(need.states)
 
     size = found.size
@@ -138,7 +140,9 @@ def memory_lines(found: ModelMemory, dtype: str, tokens: int, width: int) -> lis
         "",
         f"{'to train':<30}{'before a pass':>15}{'in a step':>15}{'with trainer.gradient_checkpointing':>38}",
     ]
-    lines += [f"{way.name:<30}{states(way):>15}{total(way.plain):>15}{total(way.recomputing):>38}" for way in found.ways]
+    lines += [
+        f"{method.name:<30}{states(method):>15}{total(method.plain):>15}{total(method.recomputing):>38}" for method in found.methods
+    ]
     generating = f"{gigabytes(found.generating):>15}   weights, keys and values of {SIDE_BY_SIDE_TOKENS:,} tokens at once"
     return [
         *lines,

@@ -126,7 +126,7 @@ def test_a_mixture_of_experts_is_not_guessed_at() -> None:
 def test_what_cannot_be_told_is_left_out_and_the_rest_is_told() -> None:
     config = FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=1000)
     found = model_memory(config, torch.float32, rank=8, tokens=512, width=128, gpus=1)
-    whole, adapters = found.ways
+    whole, adapters = found.methods
     assert whole.plain is not None and whole.recomputing is not None and adapters.plain is None
     text = "\n".join(memory_lines(found, "float32", 512, 128))
     assert "LoRA of rank 8                              –" in text

@@ -15,7 +15,7 @@ from shared.contracts.messages import Task
 from shared.tasks import held_out_tasks
 from shared.tasks.held_out import held_out_id
 from swarm_cli.errors import CommandError
-from swarm_cli.model.evaluate import Asked, Recorded, asked_tasks, recorded_set
+from swarm_cli.model.evaluate import EvalTasks, RecordedSet, eval_tasks, recorded_set
 
 SUMS = TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2})
 GCD = TaskSpec(dataset="gcd")
@@ -28,14 +28,14 @@ def config(tasks: int = 60, *specs: TaskSpec, **others: Any) -> NodeConfig:
 
 
 def asked(
-    chosen: NodeConfig, n: int | None = None, recorded: Recorded | None = None, sources: list[TaskSpec] | None = None
-) -> Asked:
-    return asked_tasks(chosen, sources or chosen.tasks, n, recorded, lambda task: True)
+    chosen: NodeConfig, n: int | None = None, recorded: RecordedSet | None = None, sources: list[TaskSpec] | None = None
+) -> EvalTasks:
+    return eval_tasks(chosen, sources or chosen.tasks, n, recorded, lambda task: True)
 
 
-def record_of(chosen: NodeConfig, n: int) -> Recorded:
+def record_of(chosen: NodeConfig, n: int) -> RecordedSet:
     tasks = held_out_tasks(chosen.tasks, n, draw=chosen.eval.draw)
-    return Recorded(len(tasks), held_out_id(tasks, chosen.tasks), changed=False)
+    return RecordedSet(len(tasks), held_out_id(tasks, chosen.tasks), changed=False)
 
 
 def test_what_a_dataset_prints_while_it_makes_tasks_is_kept_from_the_report(capfd: pytest.CaptureFixture[str]) -> None:
@@ -96,21 +96,24 @@ def test_tasks_that_do_not_fit_the_model_are_left_out_as_the_node_leaves_them_ou
         return task.ref.dataset == "gcd"
 
     tasks = [task for task in held_out_tasks(chosen.tasks, 20) if fits(task)]
-    run = Recorded(len(tasks), held_out_id(tasks, chosen.tasks), changed=False)
-    found = asked_tasks(chosen, chosen.tasks, None, run, fits)
+    run = RecordedSet(len(tasks), held_out_id(tasks, chosen.tasks), changed=False)
+    found = eval_tasks(chosen, chosen.tasks, None, run, fits)
     assert (found.tasks, found.not_held_out) == (tasks, 0)
     with pytest.raises(CommandError, match="none of the 20 tasks leaves room for an answer"):
-        asked_tasks(chosen, chosen.tasks, None, None, lambda task: False)
+        eval_tasks(chosen, chosen.tasks, None, None, lambda task: False)
 
 
 @pytest.mark.parametrize(
     ("recorded", "said"),
     [
-        (Recorded(60, "0" * 64, changed=False), "names another held-out set, so it may have trained on some of these tasks: give"),
-        (Recorded(60, None, changed=True), "held-out set changed during its run, so it may have trained on some"),
+        (
+            RecordedSet(60, "0" * 64, changed=False),
+            "names another held-out set, so it may have trained on some of these tasks: give",
+        ),
+        (RecordedSet(60, None, changed=True), "held-out set changed during its run, so it may have trained on some"),
     ],
 )
-def test_a_set_that_is_not_the_nodes_is_told(recorded: Recorded, said: str) -> None:
+def test_a_set_that_is_not_the_nodes_is_told(recorded: RecordedSet, said: str) -> None:
     found = asked(config(200), None, recorded)
     assert (len(found.tasks), found.not_held_out) == (60, None)
     assert said in found.note
@@ -123,11 +126,11 @@ def test_the_set_on_record_is_read_of_a_nodes_folder_and_of_its_checkpoints(tmp_
     assert recorded_set(tmp_path) is None
     lines: list[dict[str, Any]] = [{"policy_version": 0, "n": 60, "held_out": "a" * 64}, {"n": 10**30}, {"n": "many"}, {"n": None}]
     write(tmp_path, lines)
-    assert recorded_set(tmp_path) == recorded_set(checkpoint) == Recorded(60, "a" * 64, changed=False)
+    assert recorded_set(tmp_path) == recorded_set(checkpoint) == RecordedSet(60, "a" * 64, changed=False)
     write(tmp_path, [*lines, {"n": 70, "held_out": "b" * 64}])
-    assert recorded_set(tmp_path) == Recorded(70, "b" * 64, changed=True)
+    assert recorded_set(tmp_path) == RecordedSet(70, "b" * 64, changed=True)
     write(tmp_path, [{"policy_version": 0, "n": 60}])
-    assert recorded_set(tmp_path) == Recorded(60, None, changed=False)
+    assert recorded_set(tmp_path) == RecordedSet(60, None, changed=False)
     assert recorded_set(tmp_path / "no such model") is None
 
 

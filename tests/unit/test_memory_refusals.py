@@ -111,7 +111,7 @@ def test_more_layers_than_any_model_has_are_refused_at_once(tmp_path: Path, stat
     ids=["llama", "gpt2"],
 )
 def test_a_rank_larger_than_every_matrix_is_refused(tmp_path: Path, config: Any, largest: int) -> None:
-    assert memory_of(tmp_path / "m", config.to_dict(), rank=largest).ways[1].plain is not None
+    assert memory_of(tmp_path / "m", config.to_dict(), rank=largest).methods[1].plain is not None
     said = refusal(tmp_path / "m", config.to_dict(), rank=largest + 1)
     assert (
         said == f"--rank {largest + 1} is more than {largest}, the highest rank that this model's matrices allow: give a lower one"

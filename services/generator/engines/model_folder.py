@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from services.generator.engines.base import EngineError, PolicyLoadError
 from shared.config.sections import ModelSection
 from shared.model.configuration import ModelLoadError
-from shared.model.loading import LOOKED_AT, check_stored_numbers, load_causal_lm
+from shared.model.loading import NO_NUMBERS, check_stored_numbers, load_causal_lm
 from shared.model.prompts import answer_text
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 from shared.model.weights import Adapters, WeightsError, adapted_module, base_fingerprint, modules_of, read_adapters
@@ -91,13 +91,13 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
 
 
 def load_base(model_path: str, revision: str, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """The base policy, as `load_causal_lm` loads it for the trainer; with `LOOKED_AT` the numbers
+    """The base policy, as `load_causal_lm` loads it for the trainer; with `NO_NUMBERS` the numbers
     in its files are checked, too. Raises EngineError.
     """
     try:
         section = _section_of(model_path, revision)
         model = load_causal_lm(section, dtype=dtype, device=device)
-        if device == LOOKED_AT:
+        if device == NO_NUMBERS:
             check_stored_numbers(section, model)
         return model
     except (ModelLoadError, ValueError) as error:

@@ -33,7 +33,7 @@ from services.generator.engines.model_folder import (
 )
 from shared.cancelling import cancel_and_wait
 from shared.hub_models import hub_arguments
-from shared.model.loading import LOOKED_AT, resolve_device
+from shared.model.loading import NO_NUMBERS, resolve_device
 from shared.model.weights import Adapters, write_peft_folder
 
 
@@ -108,7 +108,7 @@ class VllmEngine(Engine):
         the event loop.
         """
         settings = self._settings
-        self._folder = await asyncio.to_thread(_looked_at, settings)
+        self._folder = await asyncio.to_thread(_checked_folder, settings)
         try:
             await self._process.start(self._folder.context_length)
         except ImportError as error:
@@ -273,12 +273,12 @@ class VllmEngine(Engine):
         return final
 
 
-def _looked_at(settings: EngineSettings) -> ModelFolder:
+def _checked_folder(settings: EngineSettings) -> ModelFolder:
     """The model, after the checks that the trainer makes of the same files: vLLM reads them by
     itself.
     """
     path, revision = settings.model_path, settings.revision
-    model = load_base(path, revision, dtype=torch.float32, device=LOOKED_AT)
+    model = load_base(path, revision, dtype=torch.float32, device=NO_NUMBERS)
     return read_model_folder(path, max_model_len=settings.max_model_len, revision=revision, model=model)
 
 
