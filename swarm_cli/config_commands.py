@@ -14,7 +14,7 @@ import typer
 
 from shared.config import NodeConfig
 from shared.config.load import ignored_entries
-from shared.config.section import told
+from shared.config.section import sources_message
 from shared.config.sections import BASIC
 from shared.identity.keys import KeyFileError, load
 from shared.identity.roster import RosterError, read_roster
@@ -95,7 +95,7 @@ def check(
         *tracing_problems(node_config, os.environ),
     ]
     underivable = tasks.problems()
-    problems = [*([objective] if objective else []), *([told(underivable)] if underivable else []), *elsewhere]
+    problems = [*([objective] if objective else []), *([sources_message(underivable)] if underivable else []), *elsewhere]
     warnings = [*ignored_entries(node_config), *risky_settings(node_config)]
     warnings += [*left_out_rows(tasks.files), *row_limit_warnings(node_config, tasks.files), *tasks.reward_warnings]
     if model_facts:

@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 from shared.plain_files import read_plain
 from shared.text import error_text, visible
 from shared.transport.base import NotConnected, TransportError
-from shared.transport.nats.answers import answer_object, readable, said
+from shared.transport.nats.answers import answer_object, quote_server, readable
 from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.installation import shown
 from swarm_cli.runs import SERVER_LOG, restart_options, run_on_server, running_since, starts_again
@@ -215,11 +215,13 @@ def answer(monitor_url: str, page: str, timeout_s: float) -> dict[str, Any]:
     try:
         text = _text(parts, f"{parts.path.rstrip('/')}/{page}", timeout_s)
     except (OSError, ValueError) as error:
-        raise TransportError(said(error_text(error))) from None
+        raise TransportError(quote_server(error_text(error))) from None
     except http.client.HTTPException as error:
         if str(error).startswith("INFO "):  # a NATS server greets its clients so
             raise TransportError(f"NATS clients connect to this port, it is not the monitoring port: {_EXAMPLE}") from None
-        raise TransportError(f"what answers there is not a monitoring port ({said(error_text(error))}): {_EXAMPLE}") from None
+        raise TransportError(
+            f"what answers there is not a monitoring port ({quote_server(error_text(error))}): {_EXAMPLE}"
+        ) from None
     return answer_object(text, page)
 
 

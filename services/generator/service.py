@@ -41,8 +41,7 @@ from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, BoundedLin
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks
-from shared.tasks.reference_checks import left_out, looked_at
-from shared.tasks.reference_checks import told as left_out_lines
+from shared.tasks.reference_checks import left_out, left_out_lines, looked_at
 from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
 

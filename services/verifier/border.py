@@ -24,7 +24,7 @@ import numpy as np
 
 from services.verifier.copies import CopyMemory, GroupPrint, ReplayMemory, row_limit
 from services.verifier.refusals import BLAME, Problem, Refusal, Refused
-from services.verifier.reputation import DerivedOtherwise, Reputation, ScoringCost, Sender, Senders
+from services.verifier.reputation import Reputation, ScoringCost, Sender, Senders, TaskDifferences
 from services.verifier.trust import Bans, Trust
 from shared.config import NodeConfig
 from shared.contracts import subjects
@@ -102,7 +102,7 @@ class Border:
         self.reputation = Reputation()
         self._cost = ScoringCost()
         self._copies = copies or CopyMemory()
-        self._otherwise = DerivedOtherwise()
+        self._differences = TaskDifferences()
         self._awaits_pass = awaits_pass
         self._senders = Senders(trust, self.reputation, rules.established_after)
 
@@ -131,11 +131,11 @@ class Border:
 
     def note_own(self, group: RolloutGroup) -> None:
         """Remember a group of this node, so that a sender who returns it counts as a copier."""
-        self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
+        self._copies.remember(self._copies.fingerprint_of(group), "", 0, group.created_at)
 
-    def print_of(self, group: RolloutGroup) -> GroupPrint:
+    def fingerprint_of(self, group: RolloutGroup) -> GroupPrint:
         """The group's print. Reads nothing that changes, so it may be computed in a thread."""
-        return self._copies.print_of(group)
+        return self._copies.fingerprint_of(group)
 
     def learn(self, scored: ScoredGroup, made: GroupPrint, now_s: float) -> None:
         """Remember a group that another of the node's verifiers has scored or accepted, or that
@@ -189,10 +189,10 @@ class Border:
                     or self._rules.age_problem(group, now_s)
                     or self._rules.task_problem(group)
                     or self._pass_problem(group)
-                    or self._otherwise.problem(envelope.public_key, group.task.ref.dataset, now_s)
+                    or self._differences.problem(envelope.public_key, group.task.ref.dataset, now_s)
                 )
                 if problem is None:
-                    made = yield from _apart(lambda: self._print_or_problem(group))
+                    made = yield from _apart(lambda: self._fingerprint_or_problem(group))
                     problem = None if isinstance(made, GroupPrint) else made
         if problem is not None and self._was_seen(envelope.public_key, body_id):  # while these same bytes were looked at
             problem = Refusal.REPLAYED, _SEEN.format(body_id)
@@ -227,7 +227,7 @@ class Border:
         if reason in _DIFFERENCES:
             # Another version explains it: nobody is blamed, and these bytes are not derived again.
             self._judged.remember(_judged_id(candidate.public_key, candidate.group_id), now_s)
-            self._otherwise.refused(candidate.public_key, candidate.group.task.ref.dataset, (reason, detail), now_s)
+            self._differences.refused(candidate.public_key, candidate.group.task.ref.dataset, (reason, detail), now_s)
             return Refused(reason, candidate.sender, detail)
         # On a busy machine an honest group may miss the deadline although it has used little CPU
         # time.
@@ -250,7 +250,7 @@ class Border:
         self._replay.remember(candidate.group_id, now_s)
         self._copies.remember(candidate.made, candidate.public_key, candidate.seq, now_s, candidate.stored_at_s)
         self.reputation.credit(candidate.public_key, candidate.sender, now_s)
-        self._otherwise.accepted(candidate.public_key, candidate.group.task.ref.dataset)
+        self._differences.accepted(candidate.public_key, candidate.group.task.ref.dataset)
         return None
 
     def _refuse_copy(self, candidate: Candidate, now_s: float, *, accepting: bool = False) -> Refused | None:
@@ -321,11 +321,11 @@ class Border:
         ref = group.task.ref
         return (Refusal.NO_PASS, f"{ref.dataset}: {NO_PASS}") if self._awaits_pass(ref) else None
 
-    def _print_or_problem(self, group: RolloutGroup) -> GroupPrint | Problem:
+    def _fingerprint_or_problem(self, group: RolloutGroup) -> GroupPrint | Problem:
         """The group's print, or the problem of its texts or tokens. Reads nothing that changes."""
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
-        return self._rules.completions_problem(group) or self._copies.print_of(group)
+        return self._rules.completions_problem(group) or self._copies.fingerprint_of(group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,7 +354,7 @@ class CopyMemory:
     def __len__(self) -> int:
         return self._groups
 
-    def print_of(self, group: RolloutGroup) -> GroupPrint:
+    def fingerprint_of(self, group: RolloutGroup) -> GroupPrint:
         task, question = self._ids(group.task)
         says = self.fingerprint([completion.text for completion in group.completions])
         return GroupPrint(task, question, says, is_file_name(group.task.ref.dataset))

@@ -376,7 +376,7 @@ class ForeignStore:
             return
         # This process may read what it stored before it is told where that is.
         if scored.failure is None and scored.group_id not in self._own_ids:
-            made = await asyncio.to_thread(self._border.print_of, scored.group)
+            made = await asyncio.to_thread(self._border.fingerprint_of, scored.group)
             self._border.learn(scored, made, time.time())
 
     async def store(self, candidate: Candidate, result: JobResult, size_bytes: int) -> None:

@@ -420,26 +420,26 @@ MAX_DATASETS = 10_000
 
 
 @dataclass(slots=True)
-class _Otherwise:
+class _Difference:
     problem: Problem
     times: int
     until_s: float
 
 
-class DerivedOtherwise:
+class TaskDifferences:
     """Remembers the datasets whose tasks come out otherwise here than a key's node said, or cannot
     be derived or judged here. Deriving one takes a process and up to a second of CPU time, so a key
     cannot have that done for each of its messages.
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], _Otherwise] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], _Difference] = OrderedDict()
 
     def refused(self, public_key: str, dataset: str, problem: Problem, now_s: float) -> None:
         """Record a group of this key whose task differs here."""
         earlier = self._known.pop((public_key, dataset), None)
         times = earlier.times + 1 if earlier else 1
-        self._known[public_key, dataset] = _Otherwise(problem, times, now_s + AGAIN_S if times >= TRIES else now_s)
+        self._known[public_key, dataset] = _Difference(problem, times, now_s + AGAIN_S if times >= TRIES else now_s)
         if len(self._known) > MAX_DATASETS:
             self._known.popitem(last=False)
 
@@ -487,7 +487,6 @@ class SharedReputation:
     """
 
     def __init__(self, node_id: str, node: Transport, reputation: Reputation, trust: Trust, log: Log) -> None:
-        self._node_id = node_id
         self._bucket = subjects.node_bucket(node_id)
         self._node = node
         self._reputation = reputation

@@ -43,7 +43,7 @@ def entry_lines(problems: Iterable[tuple[int, str]]) -> list[str]:
     return [f"{task_entry(place)}: {line}" for place, problem in problems for line in problem.split("\n")]
 
 
-def told(lines: Iterable[str]) -> str:
+def sources_message(lines: Iterable[str]) -> str:
     """Lines of task sources' entries as a message."""
     return "\n".join(["task sources cannot be used:", *(f"  {line}" for line in lines)])
 

@@ -184,7 +184,7 @@ class OtlpSpans:
         session = None if os.environ.get(_OWN_SESSION) else _session()
         inner = OTLPSpanExporter(endpoint=asked, timeout=TIMEOUT_S, session=session)
         address = asked or next(os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name))
-        self._exporter = _Telling(inner, address, warn)
+        self._exporter = _ReportingExporter(inner, address, warn)
         self._processor = BatchSpanProcessor(
             self._exporter, max_queue_size=QUEUE, schedule_delay_millis=SEND_EVERY_S * 1000, max_export_batch_size=512
         )
@@ -271,7 +271,7 @@ class _GivenIds:
         return False
 
 
-class _Telling:
+class _ReportingExporter:
     """Wraps the exporter `inner` and reports its first failure."""
 
     def __init__(self, inner: Any, address: str, warn: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from shared.config.section import entry_lines, told
+from shared.config.section import entry_lines, sources_message
 from shared.registry import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_formats import FileSourceError, Row, TextRow, data_files, place_in, text_rows
@@ -79,7 +79,7 @@ def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
         except FileSourceError as error:
             problems.append((position, str(error)))
     if problems:
-        raise TaskConfigError("task_config", told(entry_lines(problems)))
+        raise TaskConfigError("task_config", sources_message(entry_lines(problems)))
     return named
 
 

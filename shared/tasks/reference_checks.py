@@ -134,7 +134,7 @@ def looked_at(spec: TaskSpec) -> int:
     return len(known.looked_at) if spec.source == "file" else known.items
 
 
-def told(spec: TaskSpec, size: int) -> list[str]:
+def left_out_lines(spec: TaskSpec, size: int) -> list[str]:
     """Count a source's rows that were left out so far, and for each cause name the first ones;
     empty for none.
     """

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shared.config.section import entry_lines, told
+from shared.config.section import entry_lines, sources_message
 from shared.contracts.messages import TaskRef
 from shared.registry import DEFAULT_VERIFIER
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item, forget_derived, from_package
@@ -17,8 +17,7 @@ from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_rows import FileQuestions, find_rows, register_rows
 from shared.tasks.file_source import first_of, load_rows, with_row_name
 from shared.tasks.held_out import check_share, shares
-from shared.tasks.reference_checks import FILE_ROWS_CHECKED, VERIFIERS, left_out, look
-from shared.tasks.reference_checks import told as left_out_lines
+from shared.tasks.reference_checks import FILE_ROWS_CHECKED, VERIFIERS, left_out, left_out_lines, look
 from shared.tasks.verifiers import load_verifier, scorer_of
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> list[TaskSpec]:
     named, found = _checked(specs, held_out)
     if found:
         reason = next((error.reason for _, error in reversed(found) if isinstance(error, TaskError)), "task_config")
-        raise TaskConfigError(reason, told(entry_lines((position, str(error)) for position, error in found)))
+        raise TaskConfigError(reason, sources_message(entry_lines((position, str(error)) for position, error in found)))
     return named
 
 

@@ -103,7 +103,6 @@ class Counters:
     """
 
     connects: int = 0
-    disconnects: int = 0
     reconnects: int = 0
     errors: dict[ErrorKind, int] = field(default_factory=lambda: dict.fromkeys(ERROR_KINDS, 0))
     stores: Waits = field(default_factory=Waits)

@@ -22,7 +22,7 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
-from shared.config.section import told
+from shared.config.section import sources_message
 from shared.config.sections import ModelSection
 from shared.roles import OBSERVER
 from shared.runtime.exits import EXIT_CONFIG
@@ -295,7 +295,7 @@ def prepare(
 
 
 def _told(problems: list[str]) -> list[str]:
-    return [told(problems)] if problems else []
+    return [sources_message(problems)] if problems else []
 
 
 def _model_problems(model: ModelSection, thoroughly: bool) -> Callable[[], list[str]]:

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
-from shared.config.section import told
+from shared.config.section import sources_message
 from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
 from shared.runtime.exits import EXIT_CONFIG
@@ -162,7 +162,7 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
 
     def check() -> list[str]:
         if problems := derived.problems():
-            raise CommandError(f"{told(problems)}\nnothing was started", EXIT_CONFIG)
+            raise CommandError(f"{sources_message(problems)}\nnothing was started", EXIT_CONFIG)
         return [
             *left_out_rows(derived.files),
             *([] if alone else row_limit_warnings(config, derived.files)),

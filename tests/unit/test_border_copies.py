@@ -179,7 +179,7 @@ def test_where_position_and_time_in_the_stream_disagree_nobody_is_blamed() -> No
     than its original of before.
     """
     memory = CopyMemory()
-    made = memory.print_of(saying(long_texts(1)))
+    made = memory.fingerprint_of(saying(long_texts(1)))
     memory.remember(made, "UA", 5000, 100.0, stored_at_s=90.0)
     found, copiers = memory.look(made, "UB", 7, 110.0, stored_at_s=105.0)
     assert found is not None
@@ -238,16 +238,16 @@ def test_a_node_that_is_started_anew_and_draws_its_tasks_again_is_let_in_after_a
 def test_memory_is_bounded_in_groups_and_bytes_and_what_is_repeated_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.verifier.copies.MAX_GROUPS", 50)
     memory = CopyMemory()
-    repeated = memory.print_of(saying(SHORT))
+    repeated = memory.fingerprint_of(saying(SHORT))
     memory.remember(repeated, "UK", 0, 0.0)
     for draw in range(1, 300):
-        memory.remember(memory.print_of(saying(SHORT, draw=draw)), "UK", 0, 0.0)
+        memory.remember(memory.fingerprint_of(saying(SHORT, draw=draw)), "UK", 0, 0.0)
         found, _ = memory.look(repeated, "UK", 0, 0.0)
         assert found is not None
         assert len(memory) <= 50
     monkeypatch.setattr("services.verifier.copies.MAX_BYTES", 20_000)
     for draw in range(300, 400):
-        memory.remember(memory.print_of(saying(SHORT * 16, draw=draw)), "UK", 0, 0.0)
+        memory.remember(memory.fingerprint_of(saying(SHORT * 16, draw=draw)), "UK", 0, 0.0)
     assert len(memory) <= 4
     assert MAX_GROUPS * 600 < MAX_BYTES
 
@@ -258,8 +258,8 @@ def test_memory_is_bounded_in_groups_and_bytes_and_what_is_repeated_is_not_forgo
 def test_a_group_is_always_like_itself_and_normalising_twice_changes_nothing(texts: list[str], rng: random.Random) -> None:
     memory = CopyMemory(salt=b"test")
     body = saying(texts)
-    memory.remember(memory.print_of(body), "UA", 1, 0.0)
-    shuffled = memory.print_of(saying(rng.sample(texts, len(texts))))
+    memory.remember(memory.fingerprint_of(body), "UA", 1, 0.0)
+    shuffled = memory.fingerprint_of(saying(rng.sample(texts, len(texts))))
     found, copiers = memory.look(shuffled, "UA", 2, 0.0)
     assert found is not None
     assert (found.kind, found.of, copiers) == ("repeated", "UA", [])
@@ -291,7 +291,7 @@ def test_no_text_that_the_border_lets_through_holds_the_verifier_up(text: str) -
     memory = CopyMemory()
     body = saying([f"{text[:-2]}{number:02}" for number in range(64)])
     started = time.process_time()
-    memory.print_of(body)
+    memory.fingerprint_of(body)
     assert time.process_time() - started < 2.0
 
 
@@ -342,7 +342,7 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: Counter[str] = Counter()
-        for owner, name in ((border_module.keys, "verify"), (CopyMemory, "print_of"), (CopyMemory, "look")):
+        for owner, name in ((border_module.keys, "verify"), (CopyMemory, "fingerprint_of"), (CopyMemory, "look")):
             monkeypatch.setattr(owner, name, self._counted(name, getattr(owner, name)))
 
     def _counted(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -483,7 +483,7 @@ def test_what_a_comparison_costs_is_bounded_by_answers_and_remembered_groups(tmp
     for number in range(16):
         take(gate, saying([prose(rng, 12) for _ in range(64)], node=f"n{number}"), SigningKey(new_seed()))
     for words in (1, 12, 150):
-        made = gate._copies.print_of(saying([prose(rng, words) for _ in range(64)], node="gamma"))
+        made = gate._copies.fingerprint_of(saying([prose(rng, words) for _ in range(64)], node="gamma"))
         seconds = []
         for _ in range(5):
             began = time.process_time()
@@ -510,14 +510,14 @@ def accepted(body: RolloutGroup, key: str, seq: int, scored_at: float = NOW_S) -
 
 def test_what_another_verifier_of_the_node_accepted_is_known_here(tmp_path: Path) -> None:
     gate, body = border(tmp_path), saying(long_texts(1))
-    gate.learn(accepted(body, VICTIM.public_key, 5), gate.print_of(body), NOW_S)
+    gate.learn(accepted(body, VICTIM.public_key, 5), gate.fingerprint_of(body), NOW_S)
     assert reason(show(gate, body, VICTIM, seq=5)) is Refusal.REPLAYED
     copied = show(gate, saying(long_texts(1), node="gamma"), COPIER, seq=9)
     assert isinstance(copied, Refused)
     assert (copied.reason, copied.blamed) == (Refusal.COPIED, None), "its time in the stream says that it was first"
     assert reason(show(gate, saying(long_texts(2), node="delta"), VICTIM, seq=10)) is Refusal.UNKNOWN_KEY
     own = saying(long_texts(3), node="alpha")
-    gate.learn(accepted(own, "", 0), gate.print_of(own), NOW_S)
+    gate.learn(accepted(own, "", 0), gate.fingerprint_of(own), NOW_S)
     assert reason(show(gate, saying(long_texts(3), node="gamma"), COPIER, seq=11)) is Refusal.COPIED
 
 
@@ -529,7 +529,7 @@ def test_what_a_restarted_verifier_learns_again_is_known_for_an_hour_from_when_i
 ) -> None:
     """And not for another hour after each start. A clock that was ahead does not make it longer."""
     gate, body = border(tmp_path), saying(long_texts(1))
-    gate.learn(accepted(body, VICTIM.public_key, 5, NOW_S - scored_s_ago), gate.print_of(body), NOW_S)
+    gate.learn(accepted(body, VICTIM.public_key, 5, NOW_S - scored_s_ago), gate.fingerprint_of(body), NOW_S)
     for wait_s, other, own in ((known_s - 1, Refusal.COPIED, Refusal.REPEATED), (known_s + 1, None, None)):
         for key, node, expected in ((COPIER, "gamma", other), (VICTIM, "beta", own)):
             again = saying(long_texts(1), node=node, created_at=NOW_S + wait_s)
@@ -543,7 +543,7 @@ def test_a_copy_that_two_verifiers_took_at_the_same_moment_is_blamed_when_they_l
     shown = driven(first)
     assert isinstance(shown, Candidate)
     assert gate.conclude(shown, _scored(4), NOW_S) is None
-    gate.learn(accepted(original, VICTIM.public_key, 11), gate.print_of(original), NOW_S)
+    gate.learn(accepted(original, VICTIM.public_key, 11), gate.fingerprint_of(original), NOW_S)
     assert gate.reputation.suspicion(COPIER.public_key, NOW_S) > 0
     assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
 

@@ -80,7 +80,7 @@ class Watch:
             (border_module, "content_id"),
             (border_module.keys, "verify"),
             (border_module, "completion_problem"),
-            (CopyMemory, "print_of"),
+            (CopyMemory, "fingerprint_of"),
         ):
             monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))
 
@@ -104,7 +104,7 @@ async def test_what_grows_with_a_large_payload_is_done_outside_of_the_event_loop
     large, small = signed(group(prompt_ids=LARGE_PROMPT)), signed(group(draw=1))
     watch = Watch(monkeypatch)
     assert isinstance(await examined(examiner, large), Candidate)
-    assert set(watch.threads) == {"decode_foreign", "content_id", "verify", "completion_problem", "print_of"}
+    assert set(watch.threads) == {"decode_foreign", "content_id", "verify", "completion_problem", "fingerprint_of"}
     assert threading.get_ident() not in set().union(*watch.threads.values())
     assert len(set().union(*watch.threads.values())) == 1, "one processor for all strangers together"
     watch.threads.clear()

@@ -53,9 +53,9 @@ from shared.tasks.sandbox.worker import (
     clean_numbers,
     clean_random,
     import_everything,
+    named_imports,
     read_frame,
     take_standard_streams,
-    told_imports,
 )
 from shared.tasks.verifiers import score_texts
 
@@ -109,7 +109,7 @@ def main() -> None:
     mapped = MappedMemory()
     missing = confine(memory_bytes, forking=True)
     requests, results = take_standard_streams()
-    import_everything(*told_imports(sys.argv[5:]))
+    import_everything(*named_imports(sys.argv[5:]))
     _warm(read_frame(requests) or [])
     missing |= forbid_system_calls(forking=True)
     gc.collect()

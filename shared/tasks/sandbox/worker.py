@@ -49,14 +49,14 @@ def main() -> None:
     missing = confine(int(sys.argv[2]) + register_inherited_rows(sys.argv[4]))
     allowance = CpuAllowance(float(sys.argv[3]))
     requests, results = take_standard_streams()
-    import_everything(*told_imports(sys.argv[5:]))
+    import_everything(*named_imports(sys.argv[5:]))
     missing |= forbid_system_calls()
     results.write(pack_frame([READY, missing]))
     results.flush()
     _serve(requests, results, progress, allowance)
 
 
-def told_imports(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def named_imports(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The verifiers and sources that a worker's arguments name: `VERIFIER... -- SOURCE...`."""
     end = arguments.index("--")
     return arguments[:end], arguments[end + 1 :]

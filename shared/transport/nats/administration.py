@@ -26,7 +26,7 @@ import nats.errors
 
 from shared.cancelling import cancel_and_wait, together
 from shared.transport.base import Deadline, NotConnected, TransportError
-from shared.transport.nats.answers import count_of, readable, said
+from shared.transport.nats.answers import count_of, quote_server, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import answered, call
 
@@ -99,7 +99,7 @@ async def take_snapshot(connection: Connection, stream: str, write: Callable[[by
         status = (message.headers or {}).get("Status", "")
         if status not in _ENDED_WELL:
             reason = (message.headers or {}).get("Description", "")
-            raise TransferLost(f"{what}: the server gave up: {said(status)} {said(reason)}")
+            raise TransferLost(f"{what}: the server gave up: {quote_server(status)} {quote_server(reason)}")
         if connection.epoch != epoch:  # the last chunk has no number
             raise TransferLost(f"{what}: the connection was lost meanwhile")
         return taken

@@ -21,7 +21,7 @@ LARGEST_COUNT = 2**62
 """
 
 
-def said(text: object) -> str:
+def quote_server(text: object) -> str:
     """Quote what a server said in one line that is not endless and does nothing to a terminal:
     errors quote it, and whoever shows an error keeps its line breaks.
     """

@@ -20,7 +20,7 @@ import structlog
 from shared.cancelling import cancel_and_wait, heeded_cancellation
 from shared.text import error_text
 from shared.transport.base import AccessDenied, Counters, Deadline, ErrorKind, NotConnected
-from shared.transport.nats.answers import said
+from shared.transport.nats.answers import quote_server
 from shared.transport.nats.client import Client, ServerMisbehaves
 from shared.transport.nats.credentials import credential_settings, denial, is_key_refusal
 
@@ -75,7 +75,7 @@ class Complaints:
         self._counters.errors[kind] += 1
         if kind == "permissions":
             self._forbidden = str(error).lower()
-        described = f"{type(error).__name__}: {said(error_text(error))}" if str(error) else type(error).__name__
+        described = f"{type(error).__name__}: {quote_server(error_text(error))}" if str(error) else type(error).__name__
         self._tell(described)
         self.newest = described
         if denied is not None and opening:
@@ -235,7 +235,7 @@ class Connection:
             await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            reason = (said(error_text(error)) if str(error) else "") or self._complaints.denials or self._complaints.newest
+            reason = (quote_server(error_text(error)) if str(error) else "") or self._complaints.denials or self._complaints.newest
             await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}",
@@ -305,7 +305,7 @@ class Connection:
                 reason = "the server's permissions forbid this user to ask" if forbidden else "no answer in time"
                 attempt_s *= 2
             except nats.errors.Error as error:
-                reason = said(error)
+                reason = quote_server(error)
                 await asyncio.sleep(min(0.05, deadline.left_s))
         self.counters.errors["unanswered"] += 1
         what = f"{what} at {self.options.url}"
@@ -346,7 +346,6 @@ class Connection:
 
     async def _on_disconnected(self) -> None:
         if self._client is not None and not self._closing:
-            self.counters.disconnects += 1
             log.warning("nats_disconnected", url=self.options.url)
 
     async def _on_reconnected(self) -> None:

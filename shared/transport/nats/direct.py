@@ -19,7 +19,7 @@ import nats.errors
 
 from shared.transport.base import Deadline, Ends, NoStream, NotConnected, StoredMessage, TransportError
 from shared.transport.blobs import BLOB_HEADER, UNKNOWN_SIZE, size_of
-from shared.transport.nats.answers import count_in, readable, said
+from shared.transport.nats.answers import count_in, quote_server, readable
 from shared.transport.nats.client import LARGEST_MESSAGE_BYTES, OVERSIZED_HEADER
 from shared.transport.nats.connection import Connection, lost
 
@@ -238,7 +238,7 @@ async def _collect(
                 return Page([], None, too_many_subjects=True)
             if status == "503":
                 raise _Nobody
-            raise TransportError(f"{what}: {said(status)} {said(headers.get('Description', ''))}")
+            raise TransportError(f"{what}: {quote_server(status)} {quote_server(headers.get('Description', ''))}")
         with readable(what):
             size_bytes += len(reply.data) + _header_bytes(headers)
             before = count_in(headers, "Nats-Last-Sequence", previous or 0)

@@ -42,7 +42,7 @@ from shared.transport.base import (
 )
 from shared.transport.blobs import HEADER_ROOM_BYTES
 from shared.transport.nats import direct
-from shared.transport.nats.answers import answer_object, count_of, readable, said
+from shared.transport.nats.answers import answer_object, count_of, quote_server, readable
 from shared.transport.nats.connection import Connection
 
 log = structlog.get_logger(__name__)
@@ -76,7 +76,7 @@ class ApiError(TransportError):
     def __init__(self, what: str, error: Mapping[str, Any]) -> None:
         self.code = int(error.get("code", 0))
         self.err_code = int(error.get("err_code", 0))
-        self.description = said(error.get("description", ""))
+        self.description = quote_server(error.get("description", ""))
         super().__init__(f"{what}: {self.description} (JetStream error {self.err_code})")
 
     @property
