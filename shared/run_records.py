@@ -38,6 +38,24 @@ FILE_NAMES_FILE = "files.jsonl"
 """Which file the rows of a dataset were read from (`services.generator.service`)."""
 FILE_NAMES_MAX_BYTES = MIB
 
+CHECKPOINTS = "checkpoints"
+CHECKPOINT = "step-"
+"""The folder of a node's checkpoints, and how the name of each begins, before its step
+(`services.trainer.checkpoint`).
+"""
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints in `folder`, in order, intact or not."""
+    names = [path.name for path in folder.glob(f"{CHECKPOINT}*")] if folder.is_dir() else []
+    return sorted(int(name[len(CHECKPOINT) :]) for name in names if name[len(CHECKPOINT) :].isdecimal())
+
+
+def saved_step(run_dir: Path) -> int:
+    """The step of a node's newest checkpoint; 0 without one."""
+    return max(checkpoint_steps(run_dir / CHECKPOINTS), default=0)
+
+
 _UNKNOWN = re.compile(r"unknown_rewards-[A-Za-z0-9-]{1,63}\.jsonl")
 _REFUSED = re.compile(r"refused-[A-Za-z0-9-]{1,63}\.jsonl")
 

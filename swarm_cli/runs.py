@@ -22,7 +22,7 @@ import msgspec
 
 from shared.contracts.wire import NodeId
 from shared.plain_files import open_plain, read_plain
-from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, MAX_CRASHES
+from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, EXIT_UNSAVED, MAX_CRASHES
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.errors import CommandError
@@ -309,6 +309,8 @@ class RunEnd(msgspec.Struct, frozen=True):
                 "it left no record of its end, so its `swarm up` was killed or the machine went down; "
                 "the time is that of its last log line"
             )
+        if self.code == EXIT_UNSAVED:
+            return f"{self.process or 'a trainer'} could not save its last policy; its log says why"
         why = "cannot go on" if self.code == EXIT_CONFIG else f"ended with code {self.code}"
         return f"{self.process or 'a process'} {killed_often(self.code) or why}"
 

@@ -28,6 +28,7 @@ from shared import atomic_files
 from shared.contracts.control import PolicyPointer, TrainerPosition
 from shared.model.weights import serialize
 from shared.policy_store import StoredPolicy
+from shared.run_records import CHECKPOINT, checkpoint_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,6 @@ class PolicyVersion:
         return TrainerPosition(policy_version=self.batch_number, consumed_local=self.consumed_local, finished=finished)
 
 
-CHECKPOINTS = "checkpoints"
-"""The folder of a run's checkpoints, in the run's folder."""
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.pt"
@@ -83,7 +82,6 @@ BEST = "best.json"
 FORMAT = 1
 _NOTE_BYTES = 2**24
 """More than a manifest or the note of the best evaluation has."""
-_PREFIX = "step-"
 _ASIDE = "corrupt-"
 _UNFINISHED = ".unfinished-"
 
@@ -139,8 +137,7 @@ class CheckpointStore:
         self._keep_best = keep_best
 
     def steps(self) -> list[int]:
-        names = [path.name for path in self.folder.glob(f"{_PREFIX}*")] if self.folder.is_dir() else []
-        return sorted(int(name[len(_PREFIX) :]) for name in names if name[len(_PREFIX) :].isdigit())
+        return checkpoint_steps(self.folder)
 
     def save(self, state: LearnerState, position: PolicyVersion, model: TrainedModel) -> Path:
         """Write a checkpoint; call `prune` afterwards.
@@ -264,7 +261,7 @@ class CheckpointStore:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def path(self, step: int) -> Path:
-        return self.folder / f"{_PREFIX}{step:08d}"
+        return self.folder / f"{CHECKPOINT}{step:08d}"
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

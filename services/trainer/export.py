@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from services.trainer.checkpoint import (
-    CHECKPOINTS,
     MANIFEST,
     Checkpoint,
     CheckpointError,
@@ -26,7 +25,7 @@ from shared.config.sections import LoraSection, ModelSection
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.model.weights import DeltaRounding, RoundingTally, load_policy_tensors, load_trainable, policy_tensors
-from shared.run_records import EVAL_FILE, METRICS_FILE, read_jsonl
+from shared.run_records import CHECKPOINTS, EVAL_FILE, METRICS_FILE, read_jsonl
 from shared.text import visible
 from shared.version import VERSION
 

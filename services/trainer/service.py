@@ -157,7 +157,9 @@ class _Training:
         return training
 
     async def run(self) -> None:
-        """Run step after step. When stopped, write a checkpoint of the last step and return."""
+        """Run step after step. When stopped, write a checkpoint of the last step and return; where
+        that fails, the context says so.
+        """
         self._tell_objective()
         self._context.mark_ready()
         self._context.status.state("training" if self._publisher.policy.batch_number else FIRST_GROUPS)
@@ -167,10 +169,28 @@ class _Training:
             if found is None:
                 break
             await self._step(*found, wait_s=time.perf_counter() - waited)
-        if self._publisher.policy.batch_number > self._checkpoints.written:
-            await self._publisher.checkpoint()
         if self._finished():
+            await self._save()
             await self._wait_finished()
+        await self._save()
+        if self._unsaved:
+            self._context.unsaved = True
+            saved = self._checkpoints.written
+            again = f"a restart trains the steps after {saved} again" if saved else "a restart trains every step again"
+            self._log.error(
+                "last_policy_not_saved",
+                reason=f"the checkpoint of step {self._publisher.policy.batch_number} could not be written",
+                consequence=f"{again}, and an export has none of them",
+                remedy=f"see write_failed above, and {self._checkpoints.store.folder}; then continue the run",
+            )
+
+    @property
+    def _unsaved(self) -> bool:
+        return self._publisher.policy.batch_number > self._checkpoints.written
+
+    async def _save(self) -> None:
+        if self._unsaved:
+            await self._publisher.checkpoint()
 
     def _tell_objective(self) -> None:
         """Log what the objective's name stands for here, as a warning if it is not what its source

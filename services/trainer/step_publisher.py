@@ -14,7 +14,7 @@ import torch
 from msgspec import structs
 
 from services.trainer.batch_log import BatchLog
-from services.trainer.checkpoint import CHECKPOINTS, CheckpointStore, PolicyVersion, TrainedModel
+from services.trainer.checkpoint import CheckpointStore, PolicyVersion, TrainedModel
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner, TorchThread
 from services.trainer.selection.left_out import Findings
@@ -26,6 +26,7 @@ from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, POLICY_REFUSED_KEY, 
 from shared.contracts.wire import MessageError
 from shared.model.weights import DeltaRounding, write_tensors
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
+from shared.run_records import CHECKPOINTS
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log
 from shared.runtime.metrics import LateGauge
@@ -289,7 +290,8 @@ class CheckpointKeeper:
         started = time.perf_counter()
         in_a_hurry = self._context.stopping.is_set()
         evaluation = None if in_a_hurry else await self._newest_evaluation()
-        remedy = f"the one before is intact; free space at {self.store.folder}; tried again, at most every {LONGEST_WAIT_S:.0f} s"
+        saved = f"the one of step {self.written} is intact" if self.written else "there is none yet"
+        remedy = f"{saved}; free space at {self.store.folder}; tried again, at most every {LONGEST_WAIT_S:.0f} s"
         with self._context.writes.trying("checkpoint", remedy):
             await self._torch.run(lambda: self._save(position, evaluation))
             self.written = position.batch_number

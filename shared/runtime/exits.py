@@ -1,6 +1,6 @@
-"""The exit code of a process that cannot continue, and a small file about each process of a run
-that is started again: when it died, and when it starts next. Its supervisor writes the file,
-commands and page read it.
+"""The exit codes of a process that cannot continue, or cannot save its state; and a small file
+about each process of a run that is started again: when it died, and when it starts next. Its
+supervisor writes the file, commands and page read it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ from shared.text import visible
 EXIT_CONFIG = 78
 """Exit code (`EX_CONFIG` of sysexits.h) for a failure that a restart would only repeat; the
 supervisor does not restart the process.
+"""
+
+
+EXIT_UNSAVED = 74
+"""Exit code (`EX_IOERR`) of a process that was asked to end and could not save its last state. A
+restart goes on from what was saved before.
 """
 
 

@@ -1,6 +1,7 @@
 """The life of a service process: configuration, logs, health port, NATS, work, orderly shutdown.
 
-Exit codes: 0: finished, or stopped by SIGTERM or SIGINT; 78 (`EXIT_CONFIG`): it cannot continue and
+Exit codes: 0: finished, or stopped by SIGTERM or SIGINT; 74 (`EXIT_UNSAVED`): stopped, and its last
+state could not be saved; 78 (`EXIT_CONFIG`): it cannot continue and
 a restart would not help; 1: crashed. Every process sets up the streams when it starts
 (idempotently), because nothing guarantees which process starts first.
 """
@@ -33,7 +34,7 @@ from shared.lease.holder import Lease
 from shared.lease.name import NameTaken, check_name
 from shared.roles import Role
 from shared.runtime import spans
-from shared.runtime.exits import EXIT_CONFIG, FILE_VARIABLE, FatalError, note_death
+from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED, FILE_VARIABLE, FatalError, note_death
 from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
@@ -66,6 +67,8 @@ class ServiceContext:
     status: StatusBoard
     stopping: asyncio.Event
     ready: bool = field(default=False)
+    unsaved: bool = field(default=False)
+    """The service ends without having saved its last state (exit code `EXIT_UNSAVED`)."""
     planes: PlaneMetrics = field(default_factory=PlaneMetrics)
     writes: Writes = field(init=False)
 
@@ -104,7 +107,7 @@ def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
     for sentence in ignored_entries(config, role):
         log.warning("entry_point_ignored", reason=sentence)
     try:
-        asyncio.run(_live(role, config, build, log))
+        code = asyncio.run(_live(role, config, build, log))
     except FatalError as error:
         log.error("cannot_go_on", reason=str(error))
         if file := os.environ.get(FILE_VARIABLE):
@@ -117,7 +120,7 @@ def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
     except Exception:
         log.exception("crashed")
         _leave(1)
-    _leave(0)
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:
@@ -130,9 +133,10 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> None:
+async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> int:
     """Run from installing the signal handlers to the last status. The health server starts first
-    and stops last, so that a probe can always learn why the process is not ready.
+    and stops last, so that a probe can always learn why the process is not ready. Returns the exit
+    code.
     """
     stopping = asyncio.Event()
     stop_requested_at, asked_s = 0.0, math.inf
@@ -176,13 +180,13 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
         lambda: HealthServer(where, port, registry, heartbeat, not_ready_because), where, port, stopping, log
     )
     if health is None:
-        return
+        return 0
     beating = asyncio.create_task(heartbeat.beat())
     try:
         folder = await lock_folder(config, role, log)
         joined = await _join_node_plane(config, role, folder.place if folder else "", log, stopping)
         if joined is None:
-            return
+            return 0
         plane, lease, known = joined
         async with leased(plane, lease, config, role, log) as node:
             if role == "verifier" and config.nats.swarm_url is not None:
@@ -194,6 +198,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             context.status.state(STOPPED)
             await context.status.report_once(node)
         log.info("stopped")
+        return EXIT_UNSAVED if context.unsaved else 0
     except NameTaken as error:
         raise FatalError(str(error)) from None
     finally:

@@ -9,6 +9,7 @@ tried as often as the caller likes.
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import time
 from collections import deque
@@ -38,6 +39,9 @@ KINDS: dict[Role, tuple[str, ...]] = {
     "trainer": ("metrics", "trained", "policy", "position", "checkpoint", "batch_log", "findings", "pruning", "refusal"),
 }
 """What each role writes; the names are labels of its metrics."""
+
+_FULL = (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk on which space must be freed."""
 
 SLOW_S, SLOW_SHARE = 0.1, 0.1
 """Storage is slow if a wait for it takes this long on average and all of them take this part of the
@@ -92,7 +96,8 @@ class Writes:
     @contextmanager
     def trying(self, kind: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
         """A block that writes. Its `errors`, by default OSError, end it and are told; the caller
-        goes on. `remedy`: what happens now and what to do, in a few words.
+        goes on. `remedy`: what happens now and what to do, in a few words; where it says to free
+        space and the disk is not full, it says to make it writable.
         """
         caught = errors or (OSError,)
         try:
@@ -118,6 +123,8 @@ class Writes:
             self._status.set(FigureFamily.FAILING_SINCE.of(kind), time.time() - (now - failing.since))
         if cause != failing.cause:
             failing.cause = cause
+            if isinstance(error, OSError) and error.errno not in _FULL:
+                remedy = remedy.replace("free space", "make it possible to write")
             self._log.error("write_failed", kind=kind, reason=str(error), failures=failing.failures, remedy=remedy)
 
     def succeeded(self, kind: str) -> None:

@@ -297,7 +297,7 @@ def _node(node: NodeState, names: FileNames) -> dict[str, Any]:
         "kind": kind,
         "words": visible(_words(node), 120),
         "trouble": "" if kind != "running" or not node.trouble else "unanswered" if node.late else "still",
-        "rewards": [visible(words, 200) for words in node.reward_notes],
+        "notes": [visible(words, 200) for words in node.notes],
         "away": [{"process": visible(f"{node.node}-{role}", 50), "log": "", "again": ""} for role in away],
         "step": node.step,
         "version": node.version or (entry.said.policy_version if entry else 0),

@@ -47,7 +47,7 @@ from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_
 from swarm_cli.local.control import ControlHandler, answering, holding_run, refuse_running
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, OTHER_PORTS, SWARM_URL_VARIABLE, Layout, check_ports, process_lines
 from swarm_cli.local.supervisor import lines_for_people, run_lines
-from swarm_cli.local.up import configured_base_port, note_of
+from swarm_cli.local.up import configured_base_port, note_of, with_unsaved
 from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
 from swarm_cli.runs import STOPPED_BY_SIGNAL, forget_end, write_end, write_note
@@ -184,6 +184,7 @@ class Newcomer:
                 log_file=run_folder / "up.log",
                 beside=lambda supervisor: answering(run_folder, ControlHandler(supervisor, layout).answer),
             )
+            outcome = with_unsaved(outcome, run_folder, layout)
             write_end(run_folder, outcome.code, outcome.first)
         if outcome.code in STOPPED_BY_SIGNAL:
             note(f"stopped. The same `swarm join` continues it; it needs {self.folder.path} and {config.node.run_dir}")

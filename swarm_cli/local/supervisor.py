@@ -18,11 +18,12 @@ from pathlib import Path
 
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
-from shared.runtime.exits import BACKOFF_S, CRASH_WINDOW_S, EXIT_CONFIG
+from shared.runtime.exits import BACKOFF_S, CRASH_WINDOW_S, EXIT_CONFIG, EXIT_UNSAVED
 from swarm_cli.installation import own_modules
 from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import RUN_VARIABLE, WAITED_FOR, Endings, Process, forget_earlier_deaths, reaping_orphans
 from swarm_cli.local.procfile import SERVER, VIEW, node_of
+from swarm_cli.runs import STOPPED_BY_SIGNAL
 
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
@@ -61,7 +62,9 @@ class Supervisor:
             output.expect(name)
 
     async def run(self) -> Outcome:
-        """Start every process. Returns when the run is over and all processes have ended."""
+        """Start every process. Returns when the run is over and all processes have ended. If one
+        could then not save its state, that is how the run ended.
+        """
         self._obey_signals()
         try:
             for name in self._lines:
@@ -69,9 +72,13 @@ class Supervisor:
                     break
                 self._start(name)
                 await asyncio.sleep(0)
-            return await self._over
+            outcome = await self._over
         finally:
             await self._end_all()
+        if outcome.code not in (0, *STOPPED_BY_SIGNAL):
+            return outcome
+        unsaved = [name for name, process in self._running.items() if await process.wait(0.0) == EXIT_UNSAVED]
+        return Outcome(EXIT_UNSAVED, unsaved[0]) if unsaved else outcome
 
     def end(self, code: int, first: str | None = None) -> None:
         """End the run with `code`; `first` is the process that ended it."""
@@ -280,7 +287,7 @@ class RunRules:
     |---|---|
     | the progress view, with all steps done | the run ends, with code 0 |
     | the progress view, in any other way | it is restarted: a failed view must not end the run |
-    | a service, with 0 or by a signal, unasked | it is restarted, after a longer pause each time |
+    | a service, with 0, 74 or by a signal, unasked | it is restarted, each time later |
     | a service for good (code 78, or many crashes) | it stays down and the others go on, except |
     | ... in a run with a number of steps | the run ends, with its code: it cannot be completed |
     | ... if no complete node is left | the run ends, with its code |
@@ -299,7 +306,7 @@ class RunRules:
         """
         if process == VIEW and code == 0 and self.ends_by_steps:
             return EndRun(0)
-        if process == VIEW or code <= 0:
+        if process == VIEW or code <= 0 or code == EXIT_UNSAVED:
             return StartAgain(self._delay_s(process, now_s))
         self.given_up.add(process)
         nodes = {node_of(each) for each in processes} - {""}

@@ -21,7 +21,7 @@ from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.section import sources_message
 from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
-from shared.runtime.exits import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED
 from shared.text import visible
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.config_checks import check_objective
@@ -41,6 +41,7 @@ from swarm_cli.local.procfile import (
     render_procfile,
 )
 from swarm_cli.local.supervisor import GRACE_S, Outcome, lines_for_people, run_lines
+from swarm_cli.observe.run_files import unsaved_words
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.risky_settings import left_out_rows, risky_settings, row_limit_warnings
 from swarm_cli.runs import (
@@ -146,6 +147,7 @@ def up(
             log_file=folder / "up.log",
             beside=lambda supervisor: answering(folder, ControlHandler(supervisor, layout, ran.grow).answer),
         )
+        outcome = with_unsaved(outcome, folder, ran.layout)
         write_end(folder, outcome.code, outcome.first)
     explain_end(outcome, node_config, ran.layout)
     raise typer.Exit(outcome.code)
@@ -385,14 +387,23 @@ def announce(config: NodeConfig, layout: Layout) -> None:
     note(f"end:   Ctrl-C, or swarm down {config.node.run}; only warnings are shown here (--verbose: all)")
 
 
+def with_unsaved(outcome: Outcome, folder: Path, layout: Layout) -> Outcome:
+    """`outcome`, unless the run took all its steps and a trainer was killed before it saved the
+    last one.
+    """
+    unsaved = [name for name in layout.node_names if unsaved_words(folder / name)] if outcome.code == 0 else []
+    return Outcome(EXIT_UNSAVED, f"{unsaved[0]}-trainer") if unsaved else outcome
+
+
 def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
     """Print the run's results and how to continue it, or which process ended it and why."""
     run, folder = config.node.run, run_folder(config)
-    if outcome.code in STOPPED_BY_SIGNAL:
+    if outcome.code in (*STOPPED_BY_SIGNAL, EXIT_UNSAVED):
         # For a run that completed its steps the progress view has printed the verdict already.
-        for line in run_verdicts(folder, list(dict.fromkeys([*layout.node_names, *nodes_before(folder)]))):
+        for line in run_verdicts(folder, list(dict.fromkeys([*layout.node_names, *nodes_before(folder)])), ended=True):
             note(line)
-        note("stopped. To continue it or draw its curves:")
+        unsaved = f"{outcome.first} could not save its last policy (exit code {EXIT_UNSAVED})"
+        note(f"{unsaved if outcome.code == EXIT_UNSAVED else 'stopped'}. To continue it or draw its curves:")
         note(f"  {start_options(config, layout).command(run)}    ({make_command(config, layout)})")
         note(f"  swarm plot {run}{where_runs_are(config)}    (make plot RUN={run})")
         return

@@ -152,6 +152,8 @@ def findings(node: NodeState) -> list[str]:
     that is late with its word is shown where its role is.
     """
     found = node.absent or ([node.stall.words] if node.stall else [])
+    if node.unwritten:
+        found.append(node.unwritten)
     if node.none_taken:
         found.append(node.none_taken + (f" (mostly {visible(node.mostly_refused, 40)})" if node.mostly_refused else ""))
     if others := node.held_on():

@@ -134,6 +134,8 @@ class NodeState:
     """
     recorded_version: int = 0
     """Of an ended run: the newest version on record."""
+    unsaved: str = ""
+    """Of an ended run: which steps no checkpoint contains, in words."""
     leases: tuple[tuple[LeaseRecord, float], ...] = ()
     """Leases of the processes that hold the node's name, one per role or replica, each with the
     time at which the server last stored it (Unix time).
@@ -515,6 +517,38 @@ class NodeState:
             notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
         return notes + ([NO_PASS_SHOWN] if newest is not None and newest.n and newest.pass_rate is None else [])
 
+    # What cannot be written, or was not.
+
+    def _failing_writes(self) -> list[tuple[Role, str, float, float]]:
+        """What processes that are alive cannot write: role, kind of write, since when, how many
+        tries failed.
+        """
+        found = []
+        for role in ROLES:
+            for figures in (status.figures for status in self.alive(role)):
+                for figure, since in sorted(figures.items()):
+                    if (kind := FigureFamily.FAILING_SINCE.what(figure)) is not None:
+                        tries = figures.get(FigureFamily.WRITE_FAILURES.of(kind), 0.0)
+                        found.append((role, visible(kind, 20).replace("_", " "), since, tries))
+        return found
+
+    @property
+    def unwritten(self) -> str:
+        """What cannot be written, such as `cannot write: checkpoint, for 66s`; empty if all can."""
+        failing = self._failing_writes()
+        kinds = ", ".join(dict.fromkeys(kind for _, kind, _, _ in failing))
+        return f"cannot write: {kinds}, for {duration(self.at - min(since for _, _, since, _ in failing))}" if failing else ""
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about what was or is not saved, and about rewards."""
+        failing = [
+            f"the {role} cannot write: {kind}, for {duration(self.at - since)} ({tries:,.0f} failed writes); its log has the cause "
+            "and the remedy (write_failed)"
+            for role, kind, since, tries in self._failing_writes()
+        ]
+        return [*([self.unsaved] if self.unsaved else []), *failing, *self.reward_notes]
+
     # The whole node in one word, one colour, one line.
 
     @property
@@ -551,7 +585,7 @@ class NodeState:
             return "bad" if self.step else "warn"
         if self.elsewhere:
             return "warn" if self.doubt else "rest"
-        if self.missing or self.late:
+        if self.missing or self.late or self.unwritten:
             return "warn"
         return "bad" if self.stall is not None else "good"
 
@@ -573,10 +607,10 @@ class NodeState:
         if missing:
             return ", ".join(self.absent) or f"{'ended' if self.statuses else 'never seen'}: {', '.join(missing)}"
         if trouble := self.trouble:
-            return ", ".join(trouble)
+            return ", ".join(filter(None, [*trouble, self.unwritten]))
         trainer, generator = self._current(self.alive("trainer")[0]), self.alive("generator")[0].state
         if trainer == FIRST_GROUPS and generator in _BEFORE_FIRST_GROUPS:
             return f"starting: {_BEFORE_FIRST_GROUPS[generator]}"
         if self.step == 0 and trainer != "training" and not self.finished:
             return f"starting: {'the trainer loads the model' if trainer == STARTING else trainer}"
-        return ", ".join(filter(None, (trainer, self.none_taken)))
+        return ", ".join(filter(None, (trainer, self.none_taken, self.unwritten)))

@@ -18,7 +18,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
 from swarm_cli.observe.run_files import Evaluation, read_evaluations, read_steps, scored
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
+from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, read_end
 from swarm_cli.target import find_run
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def plot(
         raise CommandError(f"{run_dir}: no node has written {METRICS_FILE} or {EVAL_FILE} yet: let the run take a step first")
     target.parent.mkdir(parents=True, exist_ok=True)
     draw_curves(run_dir.resolve().name, nodes, target, through=out is not None)
-    for line in run_verdicts(run_dir, [node.name for node in nodes]):
+    for line in run_verdicts(run_dir, [node.name for node in nodes], ended=read_end(run_dir) is not None):
         note(line)
     note(f"{count(len(nodes), 'node')} ({visible(', '.join(node.name for node in nodes))})")
     typer.echo(str(target))

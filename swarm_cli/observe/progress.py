@@ -255,6 +255,9 @@ class ProgressView:
             _say(line)
         for line in run_verdicts(self._run_dir, self._names):
             _say(line)
+        for node in nodes:
+            if node.unwritten:
+                _say(f"{visible(node.node)}: {node.unwritten}")
         run = self._config.node.run
         _say(f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log")
         _say(f"next:   swarm plot {run}{where_runs_are(self._config)}      learning curves as PNG (make plot RUN={run})")

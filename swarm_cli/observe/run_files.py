@@ -17,7 +17,7 @@ import msgspec
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.wire import Count, Reward, Share
 from shared.plain_files import NO_FILE, read_plain_end
-from shared.run_records import EVAL_FILE, METRICS_FILE, read_jsonl, unknown_files
+from shared.run_records import EVAL_FILE, METRICS_FILE, read_jsonl, saved_step, unknown_files
 
 TAIL_BYTES = 65_536
 """Far longer than a line."""
@@ -116,6 +116,16 @@ def newest_step(node_dir: Path) -> dict[str, Any]:
             if isinstance(value, dict):
                 return _measured(_without_huge(value))
     return {}
+
+
+def unsaved_words(node_dir: Path) -> str:
+    """The steps of an ended run that no checkpoint contains, in words; empty if there are none."""
+    taken: Any = newest_step(node_dir).get("step")
+    saved = saved_step(node_dir)
+    if not _is_number(taken) or taken <= saved:
+        return ""
+    newest = f"the newest is of step {saved:,}" if saved else "there is none"
+    return f"no checkpoint has the policy after step {int(taken):,}: {newest}; the steps since are trained again if it goes on"
 
 
 def _measured(line: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,14 @@ from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamSta
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, with_places
 from swarm_cli.observe.node_state import NodeState, StreamFill
-from swarm_cli.observe.run_files import Evaluation, newest_step, read_evaluations, read_unknown, recorded_evaluations
+from swarm_cli.observe.run_files import (
+    Evaluation,
+    newest_step,
+    read_evaluations,
+    read_unknown,
+    recorded_evaluations,
+    unsaved_words,
+)
 from swarm_cli.runs import RunEnd, running_since
 from swarm_cli.target import Target, run_here
 
@@ -645,7 +652,7 @@ def _ended_node(folder: Path, end: RunEnd) -> NodeState:
     version = max(step, newest.policy_version if newest is not None else 0)
     return NodeState(
         node, tuple(statuses), position, run=folder.parent.name, recorded_version=version, at=time.time(),
-        scores=tuple(read_evaluations(folder)),
+        unsaved=unsaved_words(folder), scores=tuple(read_evaluations(folder)),
     )  # fmt: skip
 
 

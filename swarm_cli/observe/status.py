@@ -40,7 +40,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.invitation import TOKEN_VARIABLE, Invitation, TokenError, checked_urls, given_invitation, given_text
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_lines import elsewhere_table, node_lines
-from swarm_cli.observe.node_state import NodeState, StreamFill, duration
+from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, look_at_hub, take_snapshot
 from swarm_cli.runs import RunEnd, afterwards, newest_ended
@@ -174,7 +174,7 @@ def _node_object(node: NodeState) -> dict[str, Any]:
         "step": None if node.elsewhere else node.step,
         "policy_version": node.version,
         "finished": None if node.elsewhere else node.finished,
-        "trouble": [] if node.elsewhere else [*node.absent, *node.trouble],
+        "trouble": [] if node.elsewhere else list(filter(None, [*node.absent, *node.trouble, node.unwritten, node.unsaved])),
         "lost_streams": list(node.lost),
         "evaluation": None
         if newest is None
@@ -223,7 +223,7 @@ def show(snapshot: SwarmState, console: Console, run: Path | None = None, server
     """
     for node in snapshot.here:
         console.print(*node_lines(node), sep="\n", soft_wrap=True)
-        for words in node.reward_notes:
+        for words in node.notes:
             console.print(f"  {visible(node.node)}: {words}", soft_wrap=True, highlight=False)
         if node.none_taken:
             name = visible(node.node)
@@ -236,7 +236,7 @@ def show(snapshot: SwarmState, console: Console, run: Path | None = None, server
     fills = [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]
     if fills:
         console.print(_streams(fills))
-    for line in [*omissions(snapshot), *_unprotected(snapshot.here), *_unwritten(snapshot.here)]:
+    for line in [*omissions(snapshot), *_unprotected(snapshot.here), *_slow(snapshot.here)]:
         console.print(line, soft_wrap=True)
     if words := swarm_trouble(snapshot):
         console.print(words, soft_wrap=True)
@@ -309,18 +309,11 @@ def _unprotected(nodes: Sequence[NodeState]) -> Iterator[str]:
         )
 
 
-def _unwritten(nodes: Sequence[NodeState]) -> Iterator[str]:
-    """Yield a line for each thing that a process cannot write, and for storage that is slow."""
+def _slow(nodes: Sequence[NodeState]) -> Iterator[str]:
+    """Yield a line for each process whose storage is slow."""
     alive = [(node, role, status) for node in nodes for role in ROLES for status in node.alive(role)]
     for node, role, status in alive:
         whose, figures = f"{visible(node.node)}: the {role}", status.figures
-        for figure, since in sorted(figures.items()):
-            if (kind := FigureFamily.FAILING_SINCE.what(figure)) is not None:
-                tries = figures.get(FigureFamily.WRITE_FAILURES.of(kind), 0.0)
-                yield (
-                    f"{whose} cannot write: {visible(kind, 20).replace('_', ' ')}, for {duration(node.at - since)} "
-                    f"({tries:,.0f} failed writes); its log has the cause and the remedy (write_failed)"
-                )
         if (sync_s := figures.get(StatusFigure.DISK_SYNC_S)) is not None:
             yield f"{whose}'s disk is slow: a sync takes {sync_s:.2f} s; its log has the remedy (disk_slow)"
         if (store_s := figures.get(StatusFigure.NATS_STORE_S)) is not None:

@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, median
 from typing import Any
 
 from shared.text import visible
-from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps, read_unknown
+from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps, read_unknown, unsaved_words
 
 FEWEST_STEPS = 8
 """With fewer steps, only the held-out tasks are judged, and whether any step changed the
@@ -112,8 +112,10 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
     return Verdict(outcome, (held_out, *symptoms, *notes))
 
 
-def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
-    """The verdicts on a run's nodes, as lines; none for a node that has written nothing."""
+def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) -> list[str]:
+    """The verdicts on a run's nodes, as lines; none for a node that has written nothing. ended: the
+    run has ended, so what no checkpoint contains was not saved.
+    """
     lines = []
     for node in nodes:
         steps, evaluations = read_steps(run_dir / node), read_evaluations(run_dir / node)
@@ -122,7 +124,8 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
             lines += verdict(steps, evaluations).lines(node)
         elif unknown:
             lines.append(f"{visible(node)}: no step was trained")
-        lines += [f"  {text}" for text in unknown]
+        unsaved = unsaved_words(run_dir / node) if ended else ""
+        lines += [f"  {text}" for text in [*([unsaved] if unsaved else []), *unknown]]
     return lines
 
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from services.trainer.records import trained_line
 from shared.config import load_config
+from shared.runtime.exits import EXIT_UNSAVED
 from swarm_cli.app import build
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
@@ -30,7 +31,8 @@ from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.observe.run_files import recorded_evaluations
 from swarm_cli.observe.snapshot import ended_run
-from swarm_cli.runs import RunNote, StartOptions, read_end, write_end, write_note
+from swarm_cli.observe.verdict import run_verdicts
+from swarm_cli.runs import EXIT_BROKE_OFF, RunNote, StartOptions, read_end, write_end, write_note
 from swarm_cli.target import looking_at
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import SET, Dashboard, PageSwarm, group, trained_on, usual
@@ -59,6 +61,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_end(folder, 0, "progress")
     for node in ("alpha", "beta"):
         (folder / node / "trainer.log").touch()
+        (folder / node / "checkpoints" / "step-00000006").mkdir(parents=True)
     return var_dir
 
 
@@ -140,6 +143,34 @@ def test_a_node_that_an_ended_run_does_not_have_is_refused_with_those_that_it_ha
     assert code == 1 and "no group of leg_countign is in the batches of alpha" in err
 
 
+def test_steps_that_no_checkpoint_contains_are_told_by_every_display_of_an_ended_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "demo" / "alpha"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "trainer.log").touch()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 13)))
+    write_note(folder.parent, RunNote("nats://127.0.0.1:1", "nats://127.0.0.1:1", StartOptions()))
+    write_end(folder.parent, EXIT_UNSAVED, "alpha-trainer")
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    end = read_end(folder.parent)
+    assert end is not None
+    for saved, told in ((0, "there is none"), (5, "the newest is of step 5"), (12, "")):
+        (folder / "checkpoints" / f"step-{saved:08d}").mkdir(exist_ok=True)
+        code, out, _ = swarm("status", "--run", "demo")
+        assert code == EXIT_BROKE_OFF and ("the policy after step 12" in out) == bool(told) and told in out
+        _, out, _ = swarm("status", "--run", "demo", "--json")
+        assert bool(json.loads(out[out.index("{") :])["nodes"]["alpha"]["trouble"]) == bool(told)
+        _, out, _ = swarm("top", "--once", "--run", "demo")
+        assert told in out
+        (node,) = swarm_object(ended_run(folder.parent, end), [], RecentGroups(), ended=True)["nodes"]
+        assert any("no checkpoint has" in words for words in node["notes"]) == bool(told)
+        lines = run_verdicts(folder.parent, ["alpha"], ended=True)
+        assert any("no checkpoint has" in line for line in lines) == bool(told)
+    assert not any("no checkpoint has" in line for line in run_verdicts(folder.parent, ["alpha"]))
+
+
 def unscored(var_dir: Path) -> Path:
     """A run that ended, of whose answers many have no known reward."""
     folder = var_dir / "runs" / "demo" / "alpha"
@@ -175,7 +206,7 @@ def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_liv
     recorded = {"alpha": recorded_evaluations(folder / "alpha")}
     page = swarm_object(ended_run(folder, end), [], RecentGroups(), recorded=recorded, ended=True)
     (node,), (row,) = page["nodes"], page["leaderboard"]
-    assert any(left in words for words in node["rewards"]) and any(held_out in words for words in node["rewards"])
+    assert any(left in words for words in node["notes"]) and any(held_out in words for words in node["notes"])
     assert (row["n"], row["unknown"]) == (16, 9)
 
 

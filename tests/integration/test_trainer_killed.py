@@ -8,6 +8,7 @@ trainer, its memory does not.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 import time
@@ -21,7 +22,9 @@ import pytest
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.model.reading import load_tokenizer
+from shared.run_records import CHECKPOINTS
 from shared.runtime import EXIT_CONFIG
+from shared.runtime.exits import EXIT_UNSAVED
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests.integration.trainer_life import final_state, metric_lines, mixed_batch, policy_pointer, set_up, tiny_policy
@@ -181,6 +184,28 @@ async def test_sigterm_ends_with_a_checkpoint_and_exit_0_within_four_seconds(nod
     trained = len(metric_lines(node.config))
     position = final_state(node.config)["position"]
     assert f'"batch_number": {trained}' in position
+    await node.transport.close()
+
+
+@pytest.mark.parametrize("steps", [1, 1000], ids=["finished", "stopped"])
+async def test_a_trainer_that_never_could_save_a_checkpoint_ends_with_an_exit_code_of_its_own(nodes: Nodes, steps: int) -> None:
+    node = await nodes.node("checkpoint_every = 1", steps=steps)
+    checkpoints = node.config.node.run_dir / CHECKPOINTS
+    checkpoints.parent.mkdir(parents=True)
+    checkpoints.write_text("a file where a folder belongs")
+    child = start(node.config_file)
+    await asyncio.to_thread(wait_for_a_line, node.config.node.run_dir / "metrics.jsonl")
+    assert await ended(child, terminate=True) == EXIT_UNSAVED
+    lines = [json.loads(line) for line in (node.config.node.run_dir / "trainer.log").read_text().splitlines()]
+    (failed,) = [line for line in lines if line["event"] == "write_failed"]
+    assert "free space" not in failed["remedy"] and "intact" not in failed["remedy"]
+    (told,) = [line for line in lines if line["event"] == "last_policy_not_saved"]
+    assert told["level"] == "error" and str(checkpoints) in told["remedy"]
+
+    checkpoints.unlink()
+    child = start(node.config_file)
+    await asyncio.to_thread(wait_for_a_line, checkpoints / "step-00000001" / "manifest.json")
+    assert await ended(child, terminate=True) == 0, "the run goes on, and every batch is trained on again"
     await node.transport.close()
 
 

@@ -19,7 +19,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.checkpoint import CHECKPOINTS, CheckpointStore, LearnerState, PolicyVersion, TrainedModel
+from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
 from shared.config import NodeConfig
@@ -33,6 +33,7 @@ from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import POLICY_KEY, TRAINER_KEY, node_batches, node_batches_stream, node_bucket
 from shared.contracts.wire import ModelIdentity
 from shared.model.prompts import tokenizer_hash
+from shared.run_records import CHECKPOINTS
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks.evaluation import PASS_REWARD

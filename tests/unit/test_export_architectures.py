@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.trainer.checkpoint import CHECKPOINTS, CheckpointStore, LearnerState, PolicyVersion, TrainedModel
+from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.export import export_policy
 from shared.model.weights import trainable_tensors
+from shared.run_records import CHECKPOINTS
 from swarm_cli.errors import CommandError
 from swarm_cli.model.commands import export_node
 from tests.architectures.tiny import byte_model

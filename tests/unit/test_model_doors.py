@@ -20,7 +20,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from services.generator.engines import EngineError, create_engine
-from services.trainer.checkpoint import CHECKPOINTS, CheckpointStore, LearnerState, PolicyVersion, TrainedModel
+from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.learner import Learner
 from services.trainer.policy_model import PolicyModel, load_reference_model
 from shared.config.sections import ModelSection
@@ -28,6 +28,7 @@ from shared.model.configuration import ModelLoadError
 from shared.model.loading import load_causal_lm
 from shared.model.prompts import render_prompt
 from shared.model.reading import load_tokenizer
+from shared.run_records import CHECKPOINTS
 from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.model import facts

@@ -11,7 +11,7 @@ import pytest
 from shared.config import NodeConfig, load_config
 from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
-from shared.runtime.exits import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
@@ -44,6 +44,7 @@ def noted(folder: Path, port: int = 21_001) -> Path:
         (130, None, r"ended in order at .*: it was stopped \(Ctrl-C or `swarm down`\)", EXIT_ENDED),
         (143, None, "ended in order", EXIT_ENDED),
         (EXIT_CONFIG, "beta-trainer", "failed at .*: beta-trainer cannot go on", EXIT_BROKE_OFF),
+        (EXIT_UNSAVED, "beta-trainer", "failed at .*: beta-trainer could not save its last policy", EXIT_BROKE_OFF),
         (1, "nats", "failed at .*, 0 seconds ago: nats ended with code 1", EXIT_BROKE_OFF),
     ],
 )

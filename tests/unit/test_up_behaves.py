@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.runtime.exits import EXIT_UNSAVED
 from swarm_cli.local.supervisor import ECHO_S, Signals
 from tests.nats_server import find_binary
 from tests.unit.supervised import DEADLINE_S, ROOT, RUN, end, is_running, noting, pids, supervised, ticking, until
@@ -180,6 +181,24 @@ def test_a_service_that_cannot_go_on_says_so_and_leaves_the_others_until_no_node
         assert up.wait(DEADLINE_S) == 78
     finally:
         end(up, *pids(tmp_path, "b"))
+
+
+@pytest.mark.parametrize("ends", ["all steps are taken", "it is stopped"])
+def test_a_trainer_that_cannot_save_its_last_policy_is_how_the_run_ends(tmp_path: Path, ends: str) -> None:
+    unsaving = noting(tmp_path, "a", f"trap 'exit {EXIT_UNSAVED}' TERM; while :; do sleep 0.05; done")
+    view = f"while [ ! -e {tmp_path}/done ]; do sleep 0.05; done"
+    up = supervised({"alpha-trainer": unsaving, "beta-trainer": noting(tmp_path, "b"), "progress": view})
+    try:
+        until(lambda: pids(tmp_path, "a") and pids(tmp_path, "b"), "both start")
+        os.kill(pids(tmp_path, "a")[0], signal.SIGTERM)
+        until(lambda: len(pids(tmp_path, "a")) == 2, "one that ends so unasked is started again")
+        if ends == "it is stopped":
+            up.send_signal(signal.SIGTERM)
+        else:
+            (tmp_path / "done").touch()
+        assert up.wait(DEADLINE_S) == EXIT_UNSAVED
+    finally:
+        end(up, *pids(tmp_path, "a"), *pids(tmp_path, "b"))
 
 
 def test_one_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:

@@ -17,9 +17,12 @@ from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.runtime.status import StatusBoard
 from shared.runtime.writes import FIRST_WAIT_S, LONGEST_WAIT_S, WINDOW_S, SlowWaits, Writes
 from shared.transport.base import NotConnected, TransportError
+from swarm_cli.dashboard.page_state import swarm_object
+from swarm_cli.dashboard.recent_groups import RecentGroups
+from swarm_cli.observe.node_lines import findings
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
-from swarm_cli.observe.status import show
+from swarm_cli.observe.status import as_object, show
 
 
 class Trainer:
@@ -157,5 +160,11 @@ def test_status_names_what_cannot_be_written_and_what_is_slow() -> None:
     said = shown(trainer.board)
     assert "alpha: the trainer cannot write: checkpoint, for 3m" in said and "(2 failed writes)" in said
     assert "disk is slow: a sync takes 0.31 s" in said and "stores slowly: 0.44 s a message" in said
+    state = NodeState("alpha", (trainer.board.snapshot(),), at=time.time())
+    swarm = SwarmState(state.at, (state,))
+    assert state.health == "warn" and state.unwritten in findings(state)
+    assert state.unwritten in as_object(swarm)["nodes"]["alpha"]["trouble"]
+    (page,) = swarm_object(swarm, [], RecentGroups())["nodes"]
+    assert "cannot write: checkpoint, for 3m" in page["notes"][0]
     trainer.write()
     assert "cannot write" not in shown(trainer.board)

@@ -50,7 +50,7 @@ function banner(told) {
     told.state === "failed" || trouble ? el("p", {}, ...wrong(told.nodes.filter(unwell))) : null,
     ...(told.state === "failed" ? remedies(told, told.nodes.filter(unwell).flatMap(({ away }) => away)) : []),
     el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && !isFaulty(told) ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
-    ...(told.nodes || []).flatMap((node) => (node.rewards || []).map((words) => el("p", {}, name(node.node), ": ", ...worded(words)))).slice(0, 3),
+    ...(told.nodes || []).flatMap((node) => (node.notes || []).map((words) => el("p", {}, name(node.node), ": ", ...worded(words)))).slice(0, 3),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
 
