@@ -256,6 +256,7 @@ class ProgressView:
         for line in run_verdicts(self._run_dir, self._names):
             _say(line)
         for node in nodes:
+            # The services have not ended, so whether the last policy is saved is not known yet.
             if node.unwritten:
                 _say(f"{visible(node.node)}: {node.unwritten}")
         run = self._config.node.run
