@@ -15,7 +15,7 @@ from typing import Any
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.wire import is_node_name
 from shared.identity.statements import Heard, SignatureStatus
-from shared.roles import ROLES
+from shared.roles import ROLES, Role
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
 from swarm_cli.dashboard.run_records import TrainedGroups
@@ -23,11 +23,10 @@ from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.remedies import dying, folder_here
+from swarm_cli.observe.remedies import Deceased, dying
 from swarm_cli.observe.run_files import Evaluation, base_of
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.runs import restart_options, starts_again
-from swarm_cli.target import Target
 
 CURVE_POINTS = 24
 """Points of a node's curve in the table; the node's page has all that are kept."""
@@ -234,12 +233,15 @@ def swarm_object(
     names: FileNames = UNNAMED,
     *,
     ended: bool = False,
+    run: Path | None = None,
 ) -> dict[str, Any]:
     """The first view's data. At most about 150 kB of JSON, however large the swarm is. names: of
-    the files that are datasets. ended: the run has ended, and all of this is from its records.
+    the files that are datasets. ended: the run has ended, and all of this is from its records. run:
+    its folder, if it is running on this machine.
     """
     # A look at an empty server lists the configuration's node, although it has never been seen.
-    nodes = [_node(node, names) for node in swarm.nodes if node.statuses or node.entry is not None or node.lost]
+    deaths = dying(swarm.here, run)
+    nodes = [_node(node, names, deaths, run) for node in swarm.nodes if node.statuses or node.entry is not None or node.lost]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(swarm.known)
     own = recorded if ended else {node.node: [Evaluation.of(node.evaluation)] for node in swarm.nodes if node.evaluation}
@@ -252,6 +254,7 @@ def swarm_object(
         "state": overall([node["kind"] for node in nodes]),
         "swarm": swarm.swarm,
         "swarm_reachable": swarm.swarm_reachable,
+        "cluster": IN_CLUSTER in os.environ,
         "nodes": shown_nodes,
         "nodes_left_out": swarm.left_out + len(nodes) - len(shown_nodes),
         "unreadable": swarm.unreadable,
@@ -286,19 +289,28 @@ def overall(kinds: Sequence[str]) -> str:
     return "finished" if all(kind == "finished" for kind in here) else "stopped"
 
 
-def _node(node: NodeState, names: FileNames) -> dict[str, Any]:
+def _node(node: NodeState, names: FileNames, deaths: Mapping[str, Deceased], run: Path | None) -> dict[str, Any]:
     """One node's data. Its own words are untrusted text, so they are escaped and cut; `entry` says
     whether its key signed them.
     """
     entry, kind = node.entry, node.kind
+    own = {role: deaths[f"{node.node}-{role}"] for role in ROLES if f"{node.node}-{role}" in deaths and kind in DYING_SHOWN}
+    words = (
+        ", ".join(node.absent) if kind in ("silent", "stopped") else node.words if kind in ("running", "starting", "lost") else ""
+    )
     away = node.gone if kind == "silent" else node.late if kind == "running" else []
+    if given_up := [role for role, each in own.items() if each.given_up]:
+        kind, words = "silent", ""
+        away = [*away, *(role for role in given_up if role not in away)]
+    words = ", ".join(filter(None, [words, *(f"{role} {each.words}" for role, each in own.items())]))
+    trouble = "unanswered" if node.late else "still" if node.trouble else "dying" if own else ""
     return {
         "node": visible(node.node, 40),
         "kind": kind,
-        "words": visible(_words(node), 120),
-        "trouble": "" if kind != "running" or not node.trouble else "unanswered" if node.late else "still",
+        "words": visible(words, 300 if own else 120),
+        "trouble": trouble if kind == "running" else "",
         "notes": [visible(words, 200) for words in node.notes],
-        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": "", "again": ""} for role in away],
+        "away": [_away(node.node, role, own.get(role), run) for role in away],
         "step": node.step,
         "version": node.version or (entry.said.policy_version if entry else 0),
         "model": visible(entry.said.model.name, 60) if entry else "",
@@ -311,11 +323,17 @@ def _node(node: NodeState, names: FileNames) -> dict[str, Any]:
     }
 
 
-def _words(node: NodeState) -> str:
-    """Details beyond the node's kind."""
-    if node.kind in ("silent", "stopped"):
-        return ", ".join(node.absent)
-    return node.words if node.kind in ("running", "starting", "lost") else ""
+def _away(node: str, role: Role, died: Deceased | None, run: Path | None) -> dict[str, str]:
+    """A process that does not answer; of a run on this machine with its log, and what starts it
+    again.
+    """
+    process = visible(f"{node}-{role}", 50)
+    if run is None or not is_node_name(node):
+        return {"process": process, "log": "", "again": ""}
+    file = run / node / f"{role}.log"
+    starting = died is not None and not died.given_up
+    again = f"{process}: {died.words}" if died is not None and starting else starts_again(process, restart_options(run))
+    return {"process": process, "log": str(shown(file)) if file.is_file() else "", "again": again}
 
 
 def _row_object(row: Row) -> dict[str, Any]:
@@ -339,37 +357,3 @@ def _row_object(row: Row) -> dict[str, Any]:
         "at": row.at,
         "curve": [[version, round(rate, 3)] for version, rate in row.curve],
     }
-
-
-def name_logs(state: dict[str, Any], nodes: Sequence[NodeState], var_dir: Path, target: Target) -> None:
-    """Set the `log` of each process in `away` of the state's nodes, its file, and `again`, what
-    starts it again, if it belongs to the run of this machine that is looked at, whose `nodes` these
-    are. Add to each node's words what is known of its processes that die again and again. And set
-    whether this process is in a cluster.
-    """
-    run = folder_here(var_dir, target)
-    found = dying(nodes, run)
-    for node in state["nodes"]:
-        own = {role: found[f"{node['node']}-{role}"] for role in ROLES if f"{node['node']}-{role}" in found}
-        if (lost := [role for role, each in own.items() if each.given_up]) and node["kind"] in DYING_SHOWN:
-            node["kind"] = "silent"
-            known = [each["process"] for each in node["away"]]
-            names = [f"{node['node']}-{role}" for role in lost]
-            node["away"] += [{"process": name, "log": "", "again": ""} for name in names if name not in known]
-            node["words"], state["state"] = "", "failed"
-        if own and node["kind"] in DYING_SHOWN:
-            node["trouble"] = node["trouble"] or ("dying" if node["kind"] == "running" else "")
-            told = [f"{role} {each.words}" for role, each in own.items()]
-            node["words"] = visible(", ".join(filter(None, [node["words"], *told])), 300)
-    away = [(node["node"], each) for node in state["nodes"] for each in node["away"] if is_node_name(node["node"])]
-    if run is not None and away:
-        options = restart_options(run)
-        for node, each in away:
-            file = run / node / f"{each['process'].rpartition('-')[2]}.log"
-            each["log"] = str(shown(file)) if file.is_file() else ""
-            died = found.get(each["process"])
-            if died is None or died.given_up:
-                each["again"] = starts_again(each["process"], options)
-            else:
-                each["again"] = f"{each['process']}: {died.words}"
-    state["cluster"] = IN_CLUSTER in os.environ

@@ -23,12 +23,12 @@ from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
-from swarm_cli.dashboard.page_state import curves_by_task, name_logs, recent_object, swarm_object, thinned
+from swarm_cli.dashboard.page_state import curves_by_task, recent_object, swarm_object, thinned
 from swarm_cli.dashboard.recent_groups import BatchFollower
 from swarm_cli.dashboard.run_records import RunRecords, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.remedies import server_trouble
+from swarm_cli.observe.remedies import folder_here, server_trouble
 from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
@@ -147,8 +147,8 @@ class SwarmSource:
             self._records.scores,
             self._records.names,
             ended=self._recorded is not None,
+            run=folder_here(self._config.node.var_dir, self._following.target),
         )
-        name_logs(state, snapshot.here, self._config.node.var_dir, self._following.target)
         emptied = any(node.lost for node in snapshot.nodes)
         self._state = state | _told_of_server(self._following.target.node_url, self._server, emptied=emptied) | dict(told)
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from shared.config import load_config
 from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG, KEPT, Deaths, deaths_file, note_death, read_deaths
-from swarm_cli.dashboard.page_state import name_logs, swarm_object
+from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
@@ -34,7 +34,6 @@ from swarm_cli.observe.remedies import advice, death_words
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import show
 from swarm_cli.runs import RunEnd
-from swarm_cli.target import Target
 from tests.unit.supervised import end, noting, pids, supervised, until
 from tests.unit.test_cli_standing import NOW, status, view
 
@@ -81,9 +80,10 @@ def test_the_page_says_at_a_start_that_a_process_was_given_up(tmp_path: Path) ->
     young = [structs.replace(status(role), started_at=NOW - 20) for role in ROLES if role != "trainer"]
     starts = NodeState("alpha", tuple(young), at=NOW)
     with holding_run(run):
-        state = swarm_object(SwarmState(NOW, (starts,), (), True), [], RecentGroups())
+        seen = SwarmState(NOW, (starts,), (), True)
+        state = swarm_object(seen, [], RecentGroups())
         assert (state["state"], state["nodes"][0]["kind"]) == ("starting", "starting")
-        name_logs(state, [starts], tmp_path, Target("nats://127.0.0.1:1", None, "one"))
+        state = swarm_object(seen, [], RecentGroups(), run=run)
     (node,) = state["nodes"]
     assert (state["state"], node["kind"], [each["process"] for each in node["away"]]) == ("failed", "silent", ["alpha-trainer"])
     assert node["words"] == "trainer given up, it cannot go on: no such model"
@@ -157,8 +157,7 @@ def test_every_view_says_that_a_dying_process_is_being_started_and_none_that_som
     with holding_run(run):
         show(snapshot, Console(file=out, width=200), run)
         assert f"alpha-trainer: {words}" in out.getvalue() and "swarm restart" not in out.getvalue()
-        state = swarm_object(snapshot, [], RecentGroups())
-        name_logs(state, [lost], tmp_path / "var", Target("nats://127.0.0.1:1", None, "one"))
+        state = swarm_object(snapshot, [], RecentGroups(), run=run)
     (node,) = state["nodes"]
     assert node["kind"] == "silent" and f"trainer {words}" in node["words"]
     assert node["away"][0]["again"] == f"alpha-trainer: {words}"

@@ -9,9 +9,10 @@ import pytest
 from shared.contracts.control import ServiceStatus, TrainerPosition
 from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
-from swarm_cli.dashboard.page_state import IN_CLUSTER, name_logs, swarm_object
+from swarm_cli.dashboard.page_state import IN_CLUSTER, swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.remedies import folder_here
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.runs import VAR_DIR_VARIABLE, RunEnd
 from swarm_cli.target import Target
@@ -20,7 +21,7 @@ NOW = 1_000_000.0
 AGAIN = "`swarm restart alpha-verifier` starts it again (with `--now` if it hangs)"
 
 
-def told(*, verifier_s: float, step_s: float = 1.0) -> dict[str, object]:
+def told(*, verifier_s: float, step_s: float = 1.0, run: Path | None = None) -> dict[str, object]:
     """Return what the page is told when the verifier's last word is so old, and the last step."""
     statuses = tuple(
         ServiceStatus(
@@ -37,7 +38,7 @@ def told(*, verifier_s: float, step_s: float = 1.0) -> dict[str, object]:
         for role in ROLES
     )
     node = NodeState("alpha", statuses, TrainerPosition(policy_version=3, consumed_local=3), at=NOW)
-    return swarm_object(SwarmState(NOW, (node,), (), True), [], RecentGroups())
+    return swarm_object(SwarmState(NOW, (node,), (), True), [], RecentGroups(), run=run)
 
 
 def test_a_process_that_misses_reports_is_told_long_before_it_counts_as_gone() -> None:
@@ -60,8 +61,7 @@ def test_the_log_of_a_process_is_named_where_the_run_is_on_this_machine(tmp_path
     log.touch()
 
     def named(target: Target) -> tuple[str, str, bool]:
-        state = told(verifier_s=40.0)
-        name_logs(state, [], Path("var"), target)
+        state = told(verifier_s=40.0, run=folder_here(Path("var"), target))
         away = state["nodes"][0]["away"][0]  # type: ignore[index]
         return away["log"], away["again"], bool(state["cluster"])
 
