@@ -145,99 +145,79 @@ class NodeTally:
         else:
             self.counts[key] = self.counts.get(key, 0) + groups
 
-    @property
-    def read_any(self) -> bool:
-        """True if a step is on record."""
-        return self.newest >= 0
-
-
-class TrainedFollower:
-    """Reads the records of several nodes, and `found` has the result of the last read."""
-
-    def __init__(self) -> None:
-        self._tallies: dict[str, NodeTally] = {}
-        self.found = TrainedGroups()
-
-    def read_on(self, folders: Mapping[str, Path | None]) -> None:
-        """Read the new lines. folders: of each node that has taken steps, its folder in the run;
-        None if that is not on this machine. The first `NODES_KEPT` folders are read.
-        """
-        uncounted: dict[str, Uncounted] = {}
-        tallies: dict[str, NodeTally] = {}
-        for node, folder in folders.items():
-            tally = self._read(node, folder) if folder is not None and len(tallies) < NODES_KEPT else None
-            if tally is None:
-                uncounted[node] = "elsewhere"
-            elif tally.since is None:
-                uncounted[node] = "untold"
-            else:
-                tallies[node] = tally
-        cells = [Cell(node, *key, groups) for node, tally in tallies.items() for key, groups in tally.counts.items() if groups]
-        self.found = TrainedGroups(
-            tuple(sorted(cells, key=lambda cell: (-cell.groups, cell.taker, cell.sender, cell.dataset))),
-            {node: tally.since for node, tally in tallies.items() if tally.since is not None and tally.since > 1},
-            uncounted,
-            sum(tally.left_out for tally in tallies.values()),
-        )
-
-    def rewards(self, node: str) -> list[StepPoint]:
-        """The rewards of a node's newest steps; empty if they are not on record here."""
-        return list(self._tallies[node].rewards) if node in self._tallies else []
-
-    def _read(self, node: str, folder: Path) -> NodeTally | None:
-        tally = self._tallies.pop(node, None) or NodeTally(folder / METRICS_FILE)
-        try:
-            there = tally.read_on()
-        except OSError:
-            there = False
-        if there:
-            self._tallies[node] = tally
-        return tally if there and tally.read_any else None
-
 
 class RunRecords:
-    """The records of the nodes that are looked at, each in the run that it belongs to. `scores`,
-    `names` of files, `folders` on this machine: as of the last read.
+    """The records of the nodes that are looked at, each in the run that it belongs to, as of the
+    last read. trained: whose groups were trained on. scores: held-out results. names: of files.
+    folders: those on this machine.
     """
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
-        self._trained = TrainedFollower()
+        self._tallies: dict[str, NodeTally] = {}
+        self.trained = TrainedGroups()
         self.folders: dict[str, Path] = {}
         self.scores: dict[str, tuple[Evaluation, ...]] = {}
         self.names = file_names(None, config.tasks)
 
-    @property
-    def trained(self) -> TrainedGroups:
-        """Whose groups were trained on, as of the last read."""
-        return self._trained.found
-
     def rewards(self, node: str) -> list[StepPoint]:
-        """The rewards of the steps that the node's trainer has recorded."""
-        return self._trained.rewards(node)
+        """The rewards of a node's newest steps; empty if they are not on record here."""
+        return list(self._tallies[node].rewards) if node in self._tallies else []
 
     def read(self, snapshot: SwarmState, run: str) -> None:
         """Read what is new. It may take a second where a run is long. run: the run that is looked
         at, "" if it is not known.
         """
         folders = {node.node: self._folder(node, run) for node in snapshot.nodes if node.statuses}
-        stepping = [node.node for node in snapshot.nodes if node.step > 0]
-        self._trained.read_on({node: folders[node] for node in stepping if node in folders})
+        self.count({node.node: folders[node.node] for node in snapshot.nodes if node.step > 0 and node.node in folders})
         self.folders = {node: folder for node, folder in folders.items() if folder is not None}
         run_folder = next((folder.parent for folder in self.folders.values()), None)
         self.names = file_names(run_folder, self._config.tasks)
         found = {node: recorded_evaluations(folder) for node, folder in self.folders.items()}
         self.scores = {node: evaluations for node, evaluations in found.items() if evaluations}
 
-    def _folder(self, view: NodeState, run: str) -> Path | None:
+    def count(self, folders: Mapping[str, Path | None]) -> None:
+        """Count the groups that were trained on. folders: of each node that has taken steps, its
+        folder in the run; None if that is not on this machine. The first `NODES_KEPT` are read.
+        """
+        uncounted: dict[str, Uncounted] = {}
+        told: dict[str, NodeTally] = {}
+        for node, folder in folders.items():
+            tally = self._tally(node, folder) if folder is not None and len(told) < NODES_KEPT else None
+            if tally is None:
+                uncounted[node] = "elsewhere"
+            elif tally.since is None:
+                uncounted[node] = "untold"
+            else:
+                told[node] = tally
+        cells = [Cell(node, *key, groups) for node, tally in told.items() for key, groups in tally.counts.items() if groups]
+        self.trained = TrainedGroups(
+            tuple(sorted(cells, key=lambda cell: (-cell.groups, cell.taker, cell.sender, cell.dataset))),
+            {node: tally.since for node, tally in told.items() if tally.since is not None and tally.since > 1},
+            uncounted,
+            sum(tally.left_out for tally in told.values()),
+        )
+
+    def _tally(self, node: str, folder: Path) -> NodeTally | None:
+        """The node's counts; None if no step of it is on record."""
+        tally = self._tallies.pop(node, None) or NodeTally(folder / METRICS_FILE)
+        try:
+            if not tally.read_on():
+                return None
+        except OSError:
+            return None
+        self._tallies[node] = tally
+        return tally if tally.newest >= 0 else None
+
+    def _folder(self, node: NodeState, run: str) -> Path | None:
         """The node's folder in the run that it belongs to; None if that is not on this machine."""
         runs = self._config.node.var_dir / "runs"
-        if known := view.run or run:
-            return runs / known / view.node
+        if known := node.run or run:
+            return runs / known / node.node
         # Of an unknown run, only processes on this machine write into this folder.
         here = socket.gethostname()
-        near = any(status.host == here for role in ("trainer", "generator") for status in view.roles(role)[:1])
-        return runs / self._config.node.run / view.node if near else None
+        near = any(status.host == here for role in ("trainer", "generator") for status in node.roles(role)[:1])
+        return runs / self._config.node.run / node.node if near else None
 
 
 def steps_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint], first_held: int) -> list[list[Any]]:

@@ -12,13 +12,15 @@ import pytest
 from msgspec import structs
 
 from services.trainer.records import batch_line
+from shared.config import load_config
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.streams import ensure_node_streams
 from shared.run_records import BATCHES_FILE
 from swarm_cli.dashboard.recent_groups import BATCHES_BACK, BatchFollower, StepPoint
-from swarm_cli.dashboard.run_records import TrainedFollower, steps_object
+from swarm_cli.dashboard.run_records import RunRecords, steps_object
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.rollouts.records import RecordedBatches
 from tests.nats_server import own_plane
 from tests.unit.page_batches import NOW, batch, item
@@ -33,9 +35,9 @@ async def test_the_batches_of_an_ended_run_are_those_on_record_and_the_later_lin
     recorded = RecordedBatches(tmp_path, "alpha")
     assert [await recorded.batch_at(step) for step in (1, 2, 3)] == [made[0], again, made[2]]
     assert [each async for each in recorded.back_from(await recorded.last_seq())] == [made[2], again, made[0]]
-    follower = BatchFollower()
-    await follower.read_recorded("alpha", recorded)
-    assert [point.step for point in follower.recent.steps("alpha")] == [1, 2, 3] and follower.first_held("alpha") == 1
+    records = BatchFollower()
+    await records.read_recorded("alpha", recorded)
+    assert [point.step for point in records.recent.steps("alpha")] == [1, 2, 3] and records.first_held("alpha") == 1
     for step in (4, 7, 8):
         with pytest.raises(CommandError, match=f"step {step}"):
             await recorded.batch_at(step)
@@ -57,11 +59,11 @@ def test_a_long_batch_is_recorded_without_its_token_ids() -> None:
 def test_the_rewards_of_all_steps_are_drawn_from_the_trainers_records(tmp_path: Path) -> None:
     lines = [{"step": n, "time": NOW, "updated": True, "reward_local": n / 10, "reward_external": None} for n in range(1, 5)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    follower = TrainedFollower()
-    follower.read_on({"alpha": tmp_path})
-    assert follower.rewards("beta") == []
+    records = RunRecords(load_config(DEMO_CONFIG))
+    records.count({"alpha": tmp_path})
+    assert records.rewards("beta") == []
     batches = [StepPoint(step, NOW + step, 0.9, None) for step in (3, 4, 5)]
-    assert steps_object(follower.rewards("alpha"), batches, 3) == [
+    assert steps_object(records.rewards("alpha"), batches, 3) == [
         [1, NOW, 0.1, None, False],
         [2, NOW, 0.2, None, False],
         [3, NOW + 3, 0.3, None, True],
@@ -71,14 +73,14 @@ def test_the_rewards_of_all_steps_are_drawn_from_the_trainers_records(tmp_path: 
 
 
 async def test_which_steps_the_log_holds_is_told_although_only_its_newest_batches_are_read() -> None:
-    plane, follower, stream = await own_plane(), BatchFollower(), subjects.node_batches_stream("alpha")
+    plane, records, stream = await own_plane(), BatchFollower(), subjects.node_batches_stream("alpha")
     await ensure_node_streams(plane, "alpha")
-    assert follower.first_held("alpha") == 0
+    assert records.first_held("alpha") == 0
     for number in range(1, BATCHES_BACK + 9):
         payload = encode(batch(number, item("alpha", "gamma", 1.0)))
         await plane.publish(subjects.node_batches("alpha"), payload, stream=stream, message_id=f"alpha-{number}")
-    await follower.follow(plane, ["alpha"])
-    assert follower.first_held("alpha") == 1 and follower.recent.steps("alpha")[0].step == 9
+    await records.follow(plane, ["alpha"])
+    assert records.first_held("alpha") == 1 and records.recent.steps("alpha")[0].step == 9
     await plane.purge(stream, 5)
-    await follower.follow(plane, ["alpha"])
-    assert follower.first_held("alpha") in (5, 6)
+    await records.follow(plane, ["alpha"])
+    assert records.first_held("alpha") in (5, 6)

@@ -14,9 +14,11 @@ import msgspec
 
 from services.trainer.learner import Learner
 from services.trainer.records import MetricsLog, forget_steps_after
+from shared.config import load_config
 from shared.contracts.messages import Preference
 from shared.run_records import METRICS_FILE
-from swarm_cli.dashboard.run_records import CELLS_A_NODE, NodeTally, TrainedFollower
+from swarm_cli.dashboard.run_records import CELLS_A_NODE, NodeTally, RunRecords
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.rollouts.shown import why
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 
@@ -31,8 +33,8 @@ def step(number: int, *, updated: bool = True, **of: dict[str, int]) -> dict[str
     return {"step": number, "updated": updated, "trained_of": of}
 
 
-def counts(follower: TrainedFollower) -> dict[tuple[str, str, str], int]:
-    return {(cell.taker, cell.sender, cell.dataset): cell.groups for cell in follower.found.cells}
+def counts(records: RunRecords) -> dict[tuple[str, str, str], int]:
+    return {(cell.taker, cell.sender, cell.dataset): cell.groups for cell in records.trained.cells}
 
 
 def test_candidates_that_the_trainer_leaves_out_and_groups_without_effect_are_not_counted(tmp_path: Path) -> None:
@@ -56,40 +58,40 @@ def test_candidates_that_the_trainer_leaves_out_and_groups_without_effect_are_no
     items = [msgspec.structs.replace(item, replayed=item.scored.group_id == groups[0].group_id) for item in again.items]
     log.append(trainer.step(msgspec.structs.replace(again, items=items)))
     log.close()
-    follower = TrainedFollower()
-    follower.read_on({"alpha": tmp_path / "first" / "alpha"})
+    records = RunRecords(load_config(DEMO_CONFIG))
+    records.count({"alpha": tmp_path / "first" / "alpha"})
     dataset = groups[0].group.task.ref.dataset
     local, foreign = groups[0].group.node, groups[2].group.node
-    assert counts(follower) == {("alpha", local, dataset): 2, ("alpha", foreign, dataset): 1}
-    assert (follower.found.since, follower.found.uncounted, follower.found.left_out) == ({}, {}, 0)
+    assert counts(records) == {("alpha", local, dataset): 2, ("alpha", foreign, dataset): 1}
+    assert (records.trained.since, records.trained.uncounted, records.trained.left_out) == ({}, {}, 0)
 
 
 def test_a_run_that_goes_on_is_counted_from_its_first_step_and_steps_trained_again_count_once(tmp_path: Path) -> None:
     folder = tmp_path / "alpha"
     write(folder, step(1, alpha={"gcd": 2}), step(2, alpha={"gcd": 1}, beta={"sums": 1}))
-    follower = TrainedFollower()
-    follower.read_on({"alpha": folder})
-    assert counts(follower) == {("alpha", "alpha", "gcd"): 3, ("alpha", "beta", "sums"): 1}
+    records = RunRecords(load_config(DEMO_CONFIG))
+    records.count({"alpha": folder})
+    assert counts(records) == {("alpha", "alpha", "gcd"): 3, ("alpha", "beta", "sums"): 1}
     forget_steps_after(folder / METRICS_FILE, 1)  # its trainer was killed, and trains step 2 again
-    follower.read_on({"alpha": folder})
-    assert counts(follower) == {("alpha", "alpha", "gcd"): 2}
+    records.count({"alpha": folder})
+    assert counts(records) == {("alpha", "alpha", "gcd"): 2}
     write(folder, step(2, beta={"sums": 1}), step(3, beta={"sums": 1}))
     with (folder / METRICS_FILE).open("a") as file:
         file.write('{"step": 4, "updated": true, "trained')
-    follower.read_on({"alpha": folder})
-    assert counts(follower) == {("alpha", "alpha", "gcd"): 2, ("alpha", "beta", "sums"): 2}
+    records.count({"alpha": folder})
+    assert counts(records) == {("alpha", "alpha", "gcd"): 2, ("alpha", "beta", "sums"): 2}
     with (folder / METRICS_FILE).open("a") as file:
         file.write('_of": {"beta": {"sums": 5}}}\n')
-    follower.read_on({"alpha": folder})
-    assert counts(follower)["alpha", "beta", "sums"] == 7
-    assert follower.found.names("beta") and not follower.found.names("gamma")
+    records.count({"alpha": folder})
+    assert counts(records)["alpha", "beta", "sums"] == 7
+    assert records.trained.names("beta") and not records.trained.names("gamma")
 
 
 def test_a_step_that_changed_no_weights_taught_nothing(tmp_path: Path) -> None:
     write(tmp_path, step(1, updated=False, alpha={"gcd": 2}))
-    follower = TrainedFollower()
-    follower.read_on({"alpha": tmp_path})
-    assert counts(follower) == {} and follower.found.uncounted == {}
+    records = RunRecords(load_config(DEMO_CONFIG))
+    records.count({"alpha": tmp_path})
+    assert counts(records) == {} and records.trained.uncounted == {}
 
 
 def test_it_says_from_which_step_on_it_counts_and_whose_groups_it_cannot_count(tmp_path: Path) -> None:
@@ -98,11 +100,11 @@ def test_it_says_from_which_step_on_it_counts_and_whose_groups_it_cannot_count(t
     write(tmp_path / "gamma", step(51, alpha={"gcd": 1}))
     (tmp_path / "epsilon").mkdir()
     folders = {name: tmp_path / name for name in ("alpha", "beta", "gamma", "epsilon")} | {"delta": None}
-    follower = TrainedFollower()
-    follower.read_on(folders)
-    assert counts(follower) == {("alpha", "beta", "gcd"): 4, ("gamma", "alpha", "gcd"): 1}
-    assert follower.found.since == {"alpha": 3, "gamma": 51}
-    assert follower.found.uncounted == {"beta": "untold", "epsilon": "elsewhere", "delta": "elsewhere"}
+    records = RunRecords(load_config(DEMO_CONFIG))
+    records.count(folders)
+    assert counts(records) == {("alpha", "beta", "gcd"): 4, ("gamma", "alpha", "gcd"): 1}
+    assert records.trained.since == {"alpha": 3, "gamma": 51}
+    assert records.trained.uncounted == {"beta": "untold", "epsilon": "elsewhere", "delta": "elsewhere"}
 
 
 def test_what_a_file_holds_that_no_trainer_wrote_is_skipped_and_its_size_is_bounded(tmp_path: Path) -> None:
