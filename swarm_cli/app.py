@@ -29,7 +29,7 @@ COMMANDS = {
     "plot": "swarm_cli.observe.plot:plot",
     "eval": "swarm_cli.model.evaluate:evaluate",
     "rollouts": "swarm_cli.rollouts.command:rollouts",
-    "trace": "swarm_cli.trace_command:trace",
+    "trace": "swarm_cli.trace:trace",
     "ban": "swarm_cli.node_commands:ban",
     "unban": "swarm_cli.node_commands:unban",
 }

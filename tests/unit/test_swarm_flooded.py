@@ -40,7 +40,7 @@ from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, SwarmState, look_at_hub, 
 from swarm_cli.observe.status import hub_caption
 from swarm_cli.observe.top import screen
 from swarm_cli.target import Target
-from swarm_cli.trace_search import SHARED, Search
+from swarm_cli.trace import SHARED, Search
 from tests.nats_server import own_plane
 from tests.unit.sampler_groups import scored_group
 
