@@ -96,18 +96,24 @@ class StreamFill:
 
 class StepRate:
     """One node's steps per minute, over the last minute, and since it last fell back: a trainer
-    that was killed takes the steps after its checkpoint again.
+    that was killed takes the steps after its checkpoint again. The time before the first step is
+    seen, in which models load and the base policy is evaluated, does not count.
     """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
+        self._rose = False
 
     def update(self, now: float, step: int) -> float | None:
         """Record `step` at `now` (seconds). Returns the rate, or None at the first call and after a
         fall.
         """
-        if self._seen and step < self._seen[-1][1]:
+        fell = bool(self._seen) and step < self._seen[-1][1]
+        self._rose = not fell and (self._rose or (bool(self._seen) and step > self._seen[-1][1]))
+        if not self._rose:
             self._seen.clear()
+        elif now == self._seen[-1][0]:
+            self._seen.pop()
         self._seen.append((now, step))
         while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
             self._seen.popleft()
@@ -315,6 +321,8 @@ class NodeState:
 
     def _just_ended(self, role: str) -> bool:
         newest = self.roles(role)[:1]
+        if newest and newest[0].updated_at < self.begun:
+            return False  # it ended before this start
         return bool(newest) and newest[0].state == STOPPED and self.at - newest[0].updated_at <= START_AGAIN_S
 
     @property

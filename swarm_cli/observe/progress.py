@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,19 +53,20 @@ FINAL_EVALUATION_S = 180.0
 """How long to wait for the last evaluation before the run ends without it."""
 
 
-def row_lines(node: NodeState, elapsed_s: float, since: float = 0.0, staleness: float | None = None) -> list[str]:
+def row_lines(node: NodeState, elapsed_s: float, since: float = 0.0, newest: Mapping[str, Any] | None = None) -> list[str]:
     """A node's line under `HEADER`, with a second line if the state is too long for the first.
 
     Args:
         elapsed_s: Seconds since the run was started.
         since: Unix time. Processes that have not reported since are of an earlier start of the run.
-        staleness: Mean over the newest step's local groups, in policy versions.
+        newest: The record of the newest step since; the row is of that step.
     """
+    newest = newest or {"step": node.step}
     figures = (
-        f"{_clock(elapsed_s):>7}  {visible(node.node):<9}{node.step:>6}{_number(node.seen_rate, 10, 1)}"
-        f"{_number(node.newest('trainer', StatusFigure.REWARD_LOCAL), 7, 3)}"
+        f"{_clock(elapsed_s):>7}  {visible(node.node):<9}{newest['step']:>6}{_number(node.seen_rate, 10, 1)}"
+        f"{_number(newest.get('reward_local'), 7, 3)}"
         f"{_newest(node):>9}{node.base_score or '–'!s:>7}"
-        f"{_groups(node, since)}{_number(staleness, 6, 2)}"
+        f"{_groups(node, since)}{_number(newest.get('staleness_mean'), 6, 2)}"
     )
     words = visible("; ".join(filter(None, (node.words, _refused(node, since)))), STATE_CHARACTERS)
     line = f"{figures}  {words}"
@@ -169,6 +170,7 @@ class ProgressView:
         self._every_s = every_s
         self._run_dir = config.node.var_dir / "runs" / config.node.run
         self._rates = {node: StepRate() for node in nodes}
+        self._newest: dict[str, dict[str, Any]] = {}
         self._went_on = any((self._run_dir / node / METRICS_FILE).is_file() for node in nodes)
         # Not this view's own start: it is started again when a node is added, or after a crash.
         now = time.time()
@@ -200,8 +202,7 @@ class ProgressView:
             if tables % HEADER_EVERY == 0:
                 _say(HEADER)
             for node in nodes:
-                staleness = newest_step(self._run_dir / node.node).get("staleness_mean")
-                for line in row_lines(node, heard_at - self._began, self._since, staleness):
+                for line in row_lines(node, heard_at - self._began, self._since, self._newest[node.node]):
                     _say(line)
             for line in await asyncio.to_thread(self._remedies, nodes):
                 _say(line)
@@ -222,6 +223,10 @@ class ProgressView:
             why = await asyncio.to_thread(silent_server, self._config.node.var_dir, self._config.nats.node_url)
             _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({why or error})")
             return None
+        for name in self._names:
+            line = newest_step(self._run_dir / name)
+            of_this_start = isinstance(line.get("step"), int) and (line.get("time") or 0.0) >= self._since
+            self._newest[name] = line if of_this_start else {}
         run = self._run_dir.name
         # What another run left under a node's name is none of this run's progress.
         nodes = [node if node.run in ("", run) else NodeState(node.node, at=node.at) for node in nodes]
@@ -230,7 +235,7 @@ class ProgressView:
                 node,
                 begun=self._since,
                 scores=held_out_history(node.evaluation, [], read_evaluations(self._run_dir / node.node)),
-                seen_rate=self._rates[node.node].update(time.monotonic(), node.step),
+                seen_rate=self._rates[node.node].update(line["time"], line["step"]) if (line := self._newest[node.node]) else None,
             )
             for node in nodes
         ]

@@ -172,6 +172,7 @@ def _node_object(node: NodeState) -> dict[str, Any]:
     return {
         "kind": node.kind,
         "step": None if node.elsewhere else node.step,
+        "figures_of_step": None if (of := node.newest("trainer", StatusFigure.STEP)) is None else int(of),
         "policy_version": node.version,
         "finished": None if node.elsewhere else node.finished,
         "trouble": [] if node.elsewhere else list(filter(None, [*node.absent, *node.trouble, node.unwritten, node.unsaved])),

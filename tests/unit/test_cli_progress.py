@@ -8,7 +8,7 @@ import msgspec
 
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, LeaseRecord, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.status_figures import EVALUATING_BASE, FIRST_GROUPS, STARTING
+from shared.contracts.status_figures import EVALUATING_BASE, FIRST_GROUPS, STARTING, STOPPED
 from shared.roles import ROLES
 from shared.transport.base import KvEntry
 from swarm_cli.observe.node_state import NodeState, StepRate, duration
@@ -229,14 +229,33 @@ def test_the_step_rate_is_that_of_the_last_minute() -> None:
     assert latest == 0.0
 
 
+def test_the_step_rate_does_not_count_the_time_before_the_first_step() -> None:
+    rate = StepRate()
+    assert [rate.update(float(second), 0) for second in range(0, 45, 5)] == [None] * 9
+    assert [rate.update(45.0, 4), rate.update(50.0, 8)] == [48.0, 48.0]
+
+
+def test_a_node_that_begins_again_is_not_ending_because_its_processes_ended_a_moment_ago() -> None:
+    old = tuple(status(role, state=STOPPED, age_s=20.0) for role in ("generator", "trainer"))
+    new = tuple(status(role, age_s=1.0) for role in ("verifier", "sampler"))
+    state = replace(view(20, statuses=(*old, *new)), begun=NOW - 10.0)
+    assert state.kind == "starting" and not any("ending" in words for words in state.absent)
+    assert as_object(SwarmState(NOW, (state,)))["nodes"][state.node]["figures_of_step"] is None
+    told = replace(state, statuses=(*new, status("trainer", step=14.0)))
+    alpha = as_object(SwarmState(NOW, (told,)))["nodes"][state.node]
+    assert (alpha["step"], alpha["figures_of_step"]) == (20, 14)
+
+
 def test_the_step_rate_of_a_trainer_that_takes_its_steps_again_is_not_negative() -> None:
     rate = StepRate()
     assert [rate.update(*each) for each in ((0.0, 50), (30.0, 70), (40.0, 55), (50.0, 60))] == [None, 40.0, None, 30.0]
 
 
 def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> None:
-    statuses = (*(status(role) for role in ROLES), status("trainer", replica="r2", age_s=0.5, reward_local=0.625))
-    (text,) = row_lines(view(12, evaluated=10, statuses=statuses, rate=7.5), 65.0, staleness=0.25)
+    statuses = (*(status(role) for role in ROLES), status("trainer", replica="r2", age_s=0.5, reward_local=0.111))
+    newest = {"step": 11, "reward_local": 0.625, "staleness_mean": 0.25}
+    (text,) = row_lines(view(12, evaluated=10, statuses=statuses, rate=7.5), 65.0, newest=newest)
+    assert text.split()[2] == "11", "the reward is of the step in its row"
     assert len(text) <= 100
     assert text.startswith("   1:05  alpha")
     columns = HEADER[: HEADER.index("state")]
@@ -247,7 +266,7 @@ def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> 
 
 def test_a_long_state_stands_in_a_line_of_its_own_so_that_all_fit_100_columns() -> None:
     row = view(12, evaluated=10, statuses=tuple(status(role) for role in ROLES[:2]), rate=7.5)
-    figures, words = row_lines(row, 65.0, staleness=0.25)
+    figures, words = row_lines(row, 65.0, newest={"step": 12, "staleness_mean": 0.25})
     assert words == f"         no word from {ROLES[2]}, {ROLES[3]}" and max(len(figures), len(words), len(HEADER)) <= 100
 
 
