@@ -137,8 +137,8 @@ def load_causal_lm(
 
 
 def check_stored_numbers(model: ModelSection, loaded: Any, *, most_bytes: int | None = None) -> None:
-    """Check the numbers in the files of a model that was `NO_NUMBERS`, unless these are larger than
-    `most_bytes`, or not here.
+    """Check the numbers in the files of a model that was loaded without them (`NO_NUMBERS`), unless
+    the files are larger than `most_bytes`, or not here.
 
     Raises:
         ModelLoadError: a number is NaN or infinite, matrices are wholly 0 that never are in a
