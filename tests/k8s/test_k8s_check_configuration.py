@@ -112,7 +112,7 @@ def settings_together(objects: list[Object]) -> str:
 
 
 def objective(objects: list[Object]) -> str:
-    replace(objects, "[trainer]", '[trainer]\nobjective = "rloo"\nadvantage_scale = "batch"')
+    replace(objects, "[trainer]", '[trainer]\nobjective = "rloo"\nobjective_options = { advantage_scale = "batch" }')
     return f"{FILE}: trainer.objective rloo centres each reward"
 
 
