@@ -20,7 +20,7 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, RewardValues
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
-from shared.rewards import unknown_of
+from shared.rewards import Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime.logs import Log
 from shared.tasks.evaluation import NO_PASS, PassRules
@@ -129,7 +129,7 @@ class RewardKnowledge:
                     "reward_unknown",
                     task=dataset,
                     cause=cause,
-                    detail=result.detail,
+                    detail=detail_of(result, cause),
                     consequence="the answer leaves its group; a group without any reward is dropped",
                     remedy=REMEDIES[cause],
                 )
@@ -171,6 +171,15 @@ class RewardKnowledge:
         except OSError as error:
             remedy = f"free space at {self._file.parent}"
             self._log.error("write_failed", kind="unknown rewards", reason=str(error), remedy=remedy)
+
+
+def detail_of(result: JobResult, cause: str) -> str:
+    """The result's detail if it is of this cause, else empty: it tells of the first answer that
+    raised, returned no number or was too long.
+    """
+    told = (Mark.RAISED, Mark.NOT_A_NUMBER, Mark.TOO_LONG)
+    first = next((mark.cause for mark in result.marks if mark in told), "")
+    return result.detail if cause == first else ""
 
 
 def foreign_rewards(rewards: Sequence[float], passed: Sequence[bool]) -> list[float]:

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
-from services.verifier.rewards import foreign_rewards
+from services.verifier.rewards import detail_of, foreign_rewards
 from shared.contracts.messages import TaskRef
+from shared.rewards import Mark
 from shared.tasks.derive import derive_task
 from shared.tasks.evaluation import PASS_REWARD
+from shared.tasks.sandbox import JobResult
 from shared.tasks.verifiers import score_answer
 
 CONVERSION = TaskRef(dataset="base_conversion", config='{"max_base":9,"max_value":40,"min_base":2,"min_value":2}', seed=7, index=0)
@@ -39,3 +41,9 @@ def test_what_passes_keeps_its_reward_and_all_else_earns_one_and_the_same_below_
     if right and wrong:
         assert max(wrong) < min(right)
     assert not wrong or not right or min(right) <= 0 or wrong == {0.0}
+
+
+def test_the_detail_of_an_unknown_reward_is_told_only_under_its_own_cause() -> None:
+    marks = [Mark.UNSAID, Mark.TIMEOUT, Mark.NOT_A_NUMBER, Mark.RAISED]
+    result = JobResult([1.0, None, None, None], None, None, "returned None", 1, 0.1, marks=marks)
+    assert [detail_of(result, cause) for cause in ("not_a_number", "raised", "timeout")] == ["returned None", "", ""]
