@@ -156,7 +156,7 @@ def score_texts(
     word: Word = [0] if progress is None else progress
     rewards: list[float | None] = []
     marks: list[Mark] = []
-    step = first_step
+    unsaid, step = Mark.UNSAID, first_step
     # Inlined, because on cheap datasets each additional call is a tenth of the scorer's own time.
     for text in texts:
         word[0] = step
@@ -174,7 +174,7 @@ def score_texts(
                 raw = score(answer or "")
                 if type(raw) is float and -MAX_REWARD <= raw <= MAX_REWARD:
                     rewards.append(raw)
-                    marks.append(Mark.UNSAID)
+                    marks.append(unsaid)
                     continue
                 reward, mark = _read(raw)
                 if reward is None:

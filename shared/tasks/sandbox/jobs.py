@@ -13,6 +13,8 @@ from shared.contracts.messages import Task, TaskRef
 from shared.rewards import Mark
 from shared.tasks.sandbox.protocol import BrokenReply, Failed, ForeignResult, Rewarded, TaskTexts, checked, printable
 
+_FIRST_CAUSE = int(Mark.RAISED)
+
 
 class ScoringJob(Struct, frozen=True, kw_only=True):
     """Score `texts` on the task that `ref` derives to.
@@ -130,11 +132,11 @@ class Entry:
             self.finish([], None, reason, detail)
             return
         rewarded: Rewarded = checked(result, Rewarded)
-        rewards, numbers, derived, raised = rewarded
-        marks = self._expect(rewards, numbers)
+        self._expect(rewarded.rewards, rewarded.marks)
         for place in self.hung:
-            marks[place] = Mark.KILLED if place in self.died else Mark.TIMEOUT
-        self.finish(rewards, self._task(derived), detail=printable(raised), marks=marks)
+            rewarded.marks[place] = Mark.KILLED if place in self.died else Mark.TIMEOUT
+        detail = printable(rewarded.raised) if rewarded.raised else ""
+        self.finish(rewarded.rewards, self._task(rewarded.task), detail=detail, marks=rewarded.marks)
 
     def take_foreign(self, result: list[Any]) -> None:
         """Store a forker's result (`shared.tasks.sandbox.forker`).
@@ -143,8 +145,11 @@ class Entry:
             BrokenReply: the result has the wrong form; the job is unchanged.
         """
         answered: ForeignResult = checked(result, ForeignResult)
-        reason, detail, rewards, numbers, derived, cpu_s, lost, died = answered
-        marks = self._expect(rewards, numbers) if reason is None else []
+        reason, detail, rewards, marks, derived, cpu_s, lost, died = answered
+        if reason is None:
+            self._expect(rewards, marks)
+        else:
+            marks = []
         task = self._task(derived)
         cpu_s += self.charged_s
         seconds = time.monotonic() - self.started_s
@@ -163,16 +168,14 @@ class Entry:
         lost, died = len(self.hung), len(self.died)
         self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, self.charged_s, marks or []))
 
-    def _expect(self, rewards: list[float | None], numbers: list[int]) -> list[Mark]:
-        """The marks of these numbers, if there is one reward and one mark for each answer, and a
-        cause for each unknown reward.
-        """
-        marks = [Mark(number) for number in numbers]
+    def _expect(self, rewards: list[float | None], marks: list[Mark]) -> None:
+        """Require one reward and one mark for each answer, and a cause for each unknown reward."""
         if not len(rewards) == len(marks) == len(self.job.texts):
             raise BrokenReply(f"{len(rewards)} rewards and {len(marks)} marks for {len(self.job.texts)} answers")
+        if None not in rewards and max(marks, default=0) < _FIRST_CAUSE:
+            return
         if any((reward is None) != bool(mark.cause) for reward, mark in zip(rewards, marks, strict=True)):
             raise BrokenReply("an unknown reward without a cause")
-        return marks
 
     def _task(self, texts: TaskTexts | None) -> Task | None:
         return None if texts is None else Task(ref=self.job.ref, question=texts[0], answer=texts[1], metadata=texts[2])

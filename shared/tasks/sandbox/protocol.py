@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import msgpack
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.contracts.messages import MAX_COMPLETIONS
@@ -102,7 +102,7 @@ Metadata = Annotated[str, Meta(max_length=1_048_576)]
 TaskTexts = tuple[Question, Question | None, Metadata]
 
 Rewards = list[Reward | None]
-Marks = list[Annotated[int, Meta(ge=int(min(Mark)), le=int(max(Mark)))]]
+Marks = list[Mark]
 Verdict = tuple[Reason | None, Detail, Rewards, Marks, TaskTexts | None]
 """Reply of a process that scored one foreign group: reason, detail, rewards, marks, task."""
 
@@ -110,8 +110,18 @@ Count = Annotated[int, Meta(ge=0, le=MAX_ANSWERS)]
 ForeignResult = tuple[str | None, str, Rewards, Marks, TaskTexts | None, Annotated[float, Meta(ge=0.0)], Count, Count]
 """Result of a forker; see the docstring of `forker`."""
 
-Rewarded = tuple[Rewards, Marks, TaskTexts | None, Detail]
-"""Rewards, marks and task, and what the scorer raised, if it did."""
+
+class Rewarded(Struct, array_like=True, forbid_unknown_fields=True):
+    """Rewards, marks and task, and what the scorer raised, if it did. It is a class because every
+    local group is one, and msgspec finds a class's form sooner than a tuple's.
+    """
+
+    rewards: Rewards
+    marks: Marks
+    task: TaskTexts | None
+    raised: Detail
+
+
 Failed = tuple[str, str]
 
 
