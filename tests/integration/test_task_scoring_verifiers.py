@@ -66,7 +66,7 @@ async def test_final_number_pays_a_stated_number_at_the_end_and_no_other() -> No
     ]
     wrong = [
         f"of 3 and {number}",
-        f"{number} apples",
+        f"she has {number} apples",
         f"-{number}",
         f"9{number}",
         f"0.{number}",
