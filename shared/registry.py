@@ -26,18 +26,21 @@ packages use is refused. `docs/extend/` has a page for each registry.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import PurePath
+from importlib.util import find_spec
+from pathlib import Path, PurePath
 from typing import Any
 
 from shared.text import without_secrets
+from shared.version import VERSION
 
 PACKAGE_FAILURES = (Exception, SystemExit)
 """What code of an installed package usually raises: anything, and it may call `sys.exit`.
@@ -128,6 +131,17 @@ class Registry:
             "give its entry point another name to use it"
         )
 
+    def code_id(self, name: str) -> str:
+        """Identify the code behind an entry: the version of Swarm for a built-in one; for an
+        installed one its entry points, each with its package's version and a hash of that
+        package's Python files. Empty if there is no such entry. Imports nothing.
+        """
+        if name in self.built_in:
+            return f"swarm {VERSION}"
+        return "; ".join(
+            sorted(f"{each.value} {_version(each)} {_source_hash(each.module)}" for each in self.installed.get(name, ()))
+        )
+
     def described(self, name: str) -> str:
         """Name an entry by its kind, its name and its package."""
         installed = name in self.installed and name not in self.built_in
@@ -172,6 +186,37 @@ def _package(entry: EntryPoint) -> str:
     # Typed as text, and None without METADATA.
     name: str | None = entry.dist.name
     return name or PurePath(getattr(entry.dist, "_path", "(without a name)")).name
+
+
+def _version(entry: EntryPoint) -> str:
+    # Typed as text, and None without METADATA.
+    version: str | None = entry.dist.version if entry.dist is not None else None
+    return version or "(unknown)"
+
+
+def _source_hash(module: str) -> str:
+    """SHA-256 over the Python files of the package that `module` is in, or of the module itself if
+    it is in none. An installation that is edited in place keeps its version, not this hash.
+    """
+    name, *inner = module.split(".")
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
+    if spec is not None and not places and spec.origin:
+        places = [Path(spec.origin)]
+    # Several distributions share a namespace package: go down to the package of this one.
+    while inner and places and not any((place / "__init__.py").is_file() for place in places):
+        below = [place / f"{inner[0]}{ending}" for place in places for ending in ("", ".py")]
+        places, inner = [place for place in below if place.exists()], inner[1:]
+    digest = hashlib.sha256()
+    for place in places:
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            with suppress(OSError):
+                content = hashlib.sha256(file.read_bytes()).hexdigest()
+                digest.update(f"{file.relative_to(place)} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def failure(error: BaseException) -> str:

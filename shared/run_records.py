@@ -8,10 +8,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from shared.contracts.control import EvalReport, TaskScore
 from shared.plain_files import NO_FILE, read_plain_end
 
 MIB = 2**20
@@ -111,6 +116,36 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         if isinstance(value, dict):
             objects.append(value)
     return objects
+
+
+def eval_report(node: str, line: Mapping[str, Any]) -> EvalReport | None:
+    """The report of which the generator wrote a line of `eval.jsonl`; None for a line without a
+    score. Earlier versions wrote fewer keys.
+    """
+    by_task: Any = line.get("per_task")
+    per_task = {}
+    for name, score in by_task.items() if isinstance(by_task, dict) else ():
+        with suppress(msgspec.ValidationError, TypeError, AttributeError):
+            per_task[name] = msgspec.convert({"n": 0, "mean_reward": score.get("pass_rate"), **score}, TaskScore)
+    said = {
+        "node": node,
+        "policy_version": line.get("policy_version"),
+        "created_at": line.get("time", 0.0),
+        "n": line.get("n", 0),
+        "pass_rate": line.get("pass_rate"),
+        "mean_reward": line.get("mean_reward", line.get("pass_rate")),
+        "unknown": line.get("unknown", 0),
+        "per_task": per_task,
+        "seconds": line.get("seconds", 0.0),
+        "held_out": line.get("held_out"),
+        "scorer": line.get("scorer"),
+        "pass_rule": line.get("pass_rule"),
+        "reward_values": line.get("reward_values", {}),
+    }
+    try:
+        return msgspec.convert(said, EvalReport)
+    except (msgspec.ValidationError, TypeError):
+        return None
 
 
 def open_lines(path: Path) -> FileIO:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,23 @@ from services.generator.engine_calls import ServerWait, sampled
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
-from shared.config import TaskSpec
+from shared.config import TaskSpec, scorers_id
 from shared.contracts.codec import decode, encode
-from shared.contracts.control import EvalReport, EvalTurn, RewardValues, TrainerPosition
+from shared.contracts.control import EvalReport, EvalTurn, RewardValues, TrainerPosition, incomparable
 from shared.contracts.messages import Task
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, REWARD_VALUES_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.rewards import unknown_of
-from shared.run_records import EVAL_FILE, SAMPLES_FILE, SAMPLES_MAX_BYTES, BoundedLines, open_lines, read_jsonl, write_whole
+from shared.run_records import (
+    EVAL_FILE,
+    SAMPLES_FILE,
+    SAMPLES_MAX_BYTES,
+    BoundedLines,
+    eval_report,
+    open_lines,
+    read_jsonl,
+    write_whole,
+)
 from shared.runtime import ServiceContext
 from shared.tasks.evaluation import PassRules, Score, judged_answers, summarise
 from shared.tasks.held_out import held_out_id
@@ -76,7 +85,8 @@ class Evaluator:
         self._rules = PassRules(sources)
         self._engine = engine
         self._tasks = tasks
-        self._held_out = held_out_id([each.task for each in tasks], sources)
+        self._held_out = held_out_id([each.task for each in tasks])
+        self._scorer = scorers_id(sources)
         self._figures = figures
         figures.held_out_tasks(len(tasks))
         self._bucket = node_bucket(context.config.node.id)
@@ -87,6 +97,7 @@ class Evaluator:
         self._unwritten: list[dict[str, Any]] = []
         self._base_answers: _Answers | None = None
         self._resuming = True
+        self._shown: EvalReport | None = None
 
     async def begin(self) -> None:
         """Evaluate the base policy if this node has never evaluated anything, because every gain is
@@ -118,12 +129,11 @@ class Evaluator:
 
     async def follow(self) -> None:
         """Loop for ever and show the node's newest result, whichever replica produced it."""
-        self._figures.base_pass_ratio(self._written_pass_ratio_of_base())
         while self._tasks:
             try:
                 entry = await self._context.node.kv.get(self._bucket, EVAL_KEY)
                 if entry is not None:
-                    self._figures.evaluated(decode(entry.value, EvalReport))
+                    self._show(decode(entry.value, EvalReport))
             except (TransportError, MessageError) as error:
                 self._context.log.debug("evaluation_unreadable", reason=str(error))
             await asyncio.sleep(_FOLLOW_S)
@@ -206,7 +216,7 @@ class Evaluator:
             )
         self._figures.unknown_rewards(len(unknown))
         if len(unknown) == len(results):
-            self._append(unscored_line(version, len(unknown), self._held_out, time.time()))
+            self._append(unscored_line(version, len(unknown), self._held_out, self._scorer, time.time()))
             return
         report = summarise(
             [(each.task.ref.dataset, *score) for each, score in zip(self._tasks, scored, strict=True)],
@@ -215,12 +225,14 @@ class Evaluator:
             created_at=time.time(),
             seconds=round(answered.seconds + time.monotonic() - started, 3),
             held_out=self._held_out,
+            scorer=self._scorer,
+            pass_rule=self._rules.rule([each.task.ref for each in self._tasks]),
             values=self._rules.values,
         )
         self._write(report)
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
         self._write_samples(answers, scored, report)
-        self._figures.evaluated(report)
+        self._show(report)
         pass_rate = None if report.pass_rate is None else round(report.pass_rate, 4)
         mean_reward, n = round(report.mean_reward, 4), report.n
         self._context.log.info("evaluated", policy_version=version, pass_rate=pass_rate, mean_reward=mean_reward, n=n)
@@ -229,11 +241,11 @@ class Evaluator:
         """Take over the rewards that the verifiers, and earlier evaluations, have seen."""
         try:
             known = await self._context.node.kv.get(self._bucket, REWARD_VALUES_KEY)
-            if known is not None:
-                self._rules.merge(decode(known.value, RewardValues).sources)
+            if known is not None and (values := decode(known.value, RewardValues)).scorer in (None, self._scorer):
+                self._rules.merge(values.sources)
             earlier = await self._context.node.kv.get(self._bucket, EVAL_KEY)
-            if earlier is not None:
-                self._rules.merge(decode(earlier.value, EvalReport).reward_values)
+            if earlier is not None and (report := decode(earlier.value, EvalReport)).scorer in (None, self._scorer):
+                self._rules.merge(report.reward_values)
         except MessageError as error:
             self._context.log.warning("reward_values_unreadable", reason=str(error), consequence="they are learnt anew")
 
@@ -247,13 +259,24 @@ class Evaluator:
             self._context.log.error("trainer_position_unreadable", reason=str(error))
             return None
 
-    def _written_pass_ratio_of_base(self) -> float | None:
+    def _show(self, report: EvalReport) -> None:
+        self._figures.evaluated(report)
+        if report != self._shown:
+            self._figures.base_pass_ratio(self._pass_ratio_of_base(report))
+            self._shown = report
+
+    def _pass_ratio_of_base(self, newest: EvalReport) -> float | None:
+        """The base policy's pass rate by the measure of the newest report. None: there is none, or
+        another replica's disk has it.
+        """
         try:
-            lines = read_jsonl(self._file)
-            rate = next((line["pass_rate"] for line in lines if line.get("policy_version") == 0 and line.get("n")), None)
-            return None if rate is None else float(rate)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # another replica's disk has it, or none has
+            reports = [report for line in read_jsonl(self._file) if (report := eval_report(newest.node, line)) is not None]
+        except (OSError, ValueError):
+            return None
+        base = [
+            report for report in [*reports, newest] if report.policy_version == 0 and report.n and not incomparable(report, newest)
+        ]
+        return base[-1].pass_rate if base else None
 
     def _write(self, report: EvalReport) -> None:
         self._append(eval_line(report))
@@ -264,13 +287,12 @@ class Evaluator:
         remedy = f"free space at {self._file.parent}; the lines are kept and written with the next one"
         with self._context.writes.trying("evaluation", remedy):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            written = {(each.get("policy_version"), bool(each.get("n"))) for each in read_jsonl(self._file)}
+            written = {_of_line(each) for each in read_jsonl(self._file)}
             with open_lines(self._file) as file:
                 while self._unwritten:
                     # A restart may have come between writing a line and announcing it. Where the
                     # rewards were unknown, the policy is evaluated again and may get its score.
-                    oldest = self._unwritten[0]
-                    if (oldest["policy_version"], bool(oldest["n"])) not in written:
+                    if _of_line(oldest := self._unwritten[0]) not in written:
                         write_whole(file, json.dumps(oldest).encode() + b"\n")
                     self._unwritten.pop(0)
 
@@ -282,10 +304,15 @@ class Evaluator:
             self._samples.append(samples_line(self._tasks, answers, scored, policy_version=version, time_s=time_s))
 
 
-def unscored_line(version: int, unknown: int, held_out: str | None, time_s: float) -> dict[str, Any]:
+def _of_line(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The evaluation that a line is of, by which a second line of it is known."""
+    return (line.get("policy_version"), bool(line.get("n")), line.get("held_out"), line.get("scorer"))
+
+
+def unscored_line(version: int, unknown: int, held_out: str | None, scorer: str | None, time_s: float) -> dict[str, Any]:
     """The line of `eval.jsonl` for a policy of whose answers no reward is known."""
-    measured = dict.fromkeys(("pass_rate", "mean_reward"))
-    return {"policy_version": version, **measured, "n": 0, "unknown": unknown, "time": time_s, "held_out": held_out}
+    counts = {"policy_version": version, "pass_rate": None, "mean_reward": None, "n": 0, "unknown": unknown}
+    return {**counts, "time": time_s, "held_out": held_out, "scorer": scorer}
 
 
 def eval_line(report: EvalReport) -> dict[str, Any]:
@@ -302,6 +329,9 @@ def eval_line(report: EvalReport) -> dict[str, Any]:
         "seconds": report.seconds,
         "time": report.created_at,
         "held_out": report.held_out,
+        "scorer": report.scorer,
+        "pass_rule": report.pass_rule,
+        "reward_values": report.reward_values,
     }
 
 

@@ -102,7 +102,8 @@ class Figures:
         )
         self._base_pass_ratio = LateGauge(
             "swarm_held_out_base_pass_ratio",
-            "Share of held-out tasks solved by the base policy. Absent in a replica that has not seen that evaluation.",
+            "Share of held-out tasks solved by the base policy. Absent where it was evaluated on other questions or with "
+            "another reward than the newest policy, or by another replica.",
             registry=registry,
         )
 
@@ -169,8 +170,6 @@ class Figures:
         self._pass_ratio.set(report.pass_rate)
         self._mean_reward.set(report.mean_reward)
         self._evaluated_version.set(report.policy_version)
-        if report.policy_version == 0:
-            self.base_pass_ratio(report.pass_rate)
         self._status.set(StatusFigure.EVAL_PASS_RATE, report.pass_rate)
         self._status.set(StatusFigure.EVAL_MEAN_REWARD, report.mean_reward)
         self._status.set(StatusFigure.EVAL_VERSION, report.policy_version)

@@ -109,13 +109,14 @@ class TrainedModel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestEvaluation:
     """The best held-out result so far and the checkpoint nearest to the policy version that it was
-    measured on. `pass_rate`: the mean reward if `by_reward`, where no pass is defined.
+    measured on. `pass_rate`: the mean reward where no pass is defined. `measure`: its questions,
+    scorers and rule of what passes; results by another measure are no worse and no better.
     """
 
     pass_rate: float
     policy_version: int
     step: int
-    by_reward: bool = False
+    measure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,28 +206,29 @@ class CheckpointStore:
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(self.path(step), aside)
 
-    def note_evaluation(self, policy_version: int, pass_rate: float, *, tolerance: int, by_reward: bool = False) -> bool:
+    def note_evaluation(self, policy_version: int, pass_rate: float, *, tolerance: int, measure: str = "") -> bool:
         """Remember the checkpoint nearest to an evaluated version (at most `tolerance` steps off)
-        if it is the best so far, among those with the same measure.
+        if it is the best so far by its measure.
 
         Returns whether it is.
         """
         best = self.best()
-        if best is not None and best.by_reward == by_reward and pass_rate <= best.pass_rate:
+        if best is not None and best.measure == measure and pass_rate <= best.pass_rate:
             return False
         near = [step for step in self.steps() if abs(step - policy_version) <= tolerance]
         if not near:
             return False
         step = min(near, key=lambda step: (abs(step - policy_version), -step))
-        found = BestEvaluation(pass_rate=pass_rate, policy_version=policy_version, step=step, by_reward=by_reward)
+        found = BestEvaluation(pass_rate=pass_rate, policy_version=policy_version, step=step, measure=measure)
         _write_file(self.folder / f"{BEST}.new", _json(asdict(found)))
         os.replace(self.folder / f"{BEST}.new", self.folder / BEST)
         return True
 
     def best(self) -> BestEvaluation | None:
         try:
-            return BestEvaluation(**json.loads(_beginning(self.folder / BEST)))
-        except (OSError, ValueError, TypeError):
+            known = json.loads(_beginning(self.folder / BEST))
+            return BestEvaluation(**{key: value for key, value in known.items() if key != "by_reward"})  # of earlier versions
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
 
     def replay_seq(self) -> int:

@@ -22,10 +22,11 @@ from services.trainer.checkpoint import (
 from services.trainer.policy_model import with_adapters
 from shared.atomic_folder import atomic_folder, refuse_filled
 from shared.config.sections import LoraSection, ModelSection
+from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.model.weights import DeltaRounding, RoundingTally, load_policy_tensors, load_trainable, policy_tensors
-from shared.run_records import CHECKPOINTS, EVAL_FILE, METRICS_FILE, read_jsonl
+from shared.run_records import CHECKPOINTS, EVAL_FILE, METRICS_FILE, eval_report, read_jsonl
 from shared.text import visible
 from shared.version import VERSION
 
@@ -41,7 +42,7 @@ def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: boo
     text = model_card(
         checkpoint.model,
         step,
-        evaluations=read_jsonl(node_folder / EVAL_FILE),
+        evaluations=[report for line in read_jsonl(node_folder / EVAL_FILE) if (report := eval_report("node", line))],
         steps=[line for line in read_jsonl(node_folder / METRICS_FILE) if _number(line, "step") <= step],
         origin=f"{node_folder.parent.name}, node {node_folder.name}",
         dtype=dtype,
@@ -54,7 +55,7 @@ def model_card(
     model: TrainedModel,
     step: int,
     *,
-    evaluations: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[EvalReport],
     steps: Sequence[Mapping[str, Any]],
     origin: str,
     dtype: str,
@@ -93,28 +94,33 @@ def _groups(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"| trained on | {local:,} groups of answers of its own, {foreign:,} of other nodes |"]
 
 
-def _scores(evaluations: Sequence[Mapping[str, Any]], step: int) -> list[str]:
-    """Held-out pass rates by task, of the base policy and of the last evaluated version up to this
-    one.
+def _scores(evaluations: Sequence[EvalReport], step: int) -> list[str]:
+    """Held-out results by task, of the last evaluated version up to this one and of the first one
+    that can be compared with it.
     """
-    known = {int(_number(line, "policy_version")): line for line in evaluations if _number(line, "policy_version") <= step}
+    known = {report.policy_version: report for report in evaluations if report.policy_version <= step}
     if not known:
         return ["", "No held-out evaluation of this policy is in the run's folder."]
-    first, last = known[min(known)], known[max(known)]
-    begin, end = min(known), max(known)
-    by_reward = last.get("pass_rate") is None
-    key, title = ("mean_reward", "Mean reward (no pass is defined)") if by_reward else ("pass_rate", "Pass rate")
+    end = max(known)
+    last = known[end]
+    begin = min(version for version, report in known.items() if not incomparable(report, last))
+    title, by_reward = ("Mean reward (no pass is defined)", True) if last.pass_rate is None else ("Pass rate", False)
+
+    def row(name: str, first: EvalReport | TaskScore | None, newest: EvalReport | TaskScore) -> str:
+        values = (None if score is None else score.mean_reward if by_reward else score.pass_rate for score in (first, newest))
+        return f"| {name} | {' | '.join('–' if value is None else f'{value:.3f}' for value in values)} |"
+
     lines = [
         "",
-        f"## {title} on {int(_number(last, 'n'))} held-out questions, never trained on",
+        f"## {title} on {last.n} held-out questions, never trained on",
         "",
         f"| task | version {begin}{' (base)' if begin == 0 else ''} | version {end}{' (this)' if end == step else ''} |",
         "|---|---|---|",
-        f"| all | {_number(first, key):.3f} | {_number(last, key):.3f} |",
+        row("all", known[begin], last),
+        *(row(visible(task, 64), known[begin].per_task.get(task), score) for task, score in sorted(last.per_task.items())),
     ]
-    for task, score in sorted(dict(last.get("per_task") or {}).items()):
-        before = dict(first.get("per_task") or {}).get(task) or {}
-        lines.append(f"| {visible(task, 64)} | {_number(before, key):.3f} | {_number(score, key):.3f} |")
+    if 0 in known and (why := incomparable(known[0], last)):
+        lines += ["", f"The base policy was evaluated {why}, so it is not shown."]
     return lines
 
 

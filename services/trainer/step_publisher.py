@@ -314,7 +314,7 @@ class CheckpointKeeper:
                 evaluation.policy_version,
                 evaluation.score,
                 tolerance=max(trainer.checkpoint_every, tolerance),
-                by_reward=evaluation.pass_rate is None,
+                measure=f"{evaluation.held_out} {evaluation.scorer} {evaluation.pass_rule}",
             )
         self.store.prune()
 

@@ -12,11 +12,11 @@ from shared.importing import on_first_use
 
 if TYPE_CHECKING:
     from shared.config.load import ConfigError, NodeConfig, load_config
-    from shared.config.sections import TaskSpec
+    from shared.config.sections import TaskSpec, scorers_id
 
-__all__ = ["ConfigError", "NodeConfig", "TaskSpec", "load_config"]
+__all__ = ["ConfigError", "NodeConfig", "TaskSpec", "load_config", "scorers_id"]
 
-_HOMES = {**dict.fromkeys(("ConfigError", "NodeConfig", "load_config"), "load"), "TaskSpec": "sections"}
+_HOMES = {**dict.fromkeys(("ConfigError", "NodeConfig", "load_config"), "load"), "TaskSpec": "sections", "scorers_id": "sections"}
 
 
 __getattr__ = on_first_use(__name__, _HOMES)

@@ -4,9 +4,11 @@ and the reason for its default.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +21,7 @@ from shared.config.trainer_section import LoraSection, TrainerSection
 from shared.config.verifier_section import VerifierSection
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin, may_only_be_folder
-from shared.registry import DEFAULT_VERIFIER, POLICY_STORES, TRACKERS, policy_store_name
+from shared.registry import DEFAULT_VERIFIER, POLICY_STORES, TASK_SOURCES, TRACKERS, VERIFIERS, policy_store_name
 from shared.text import visible, without_secrets
 
 __all__ = [
@@ -89,6 +91,14 @@ class TaskSpec(Section):
         """
         return json.dumps(self.config, sort_keys=True, separators=(",", ":"))
 
+    @property
+    def scorer_id(self) -> str:
+        """SHA-256 (hex) of all that makes a reward besides the answer and its task: the verifier's
+        name, its package's version and source, and `pass_at`. Rewards of two scorers cannot be
+        compared.
+        """
+        return _scorer_id(self.verifier, self.dataset if self.verifier == DEFAULT_VERIFIER else "", self.pass_at)
+
     @field_validator("config")
     @classmethod
     def _no_seed(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +129,19 @@ class TaskSpec(Section):
             yield 'dataset is missing: name one (`swarm task list`), or set source = "file" and path'
         elif self.path or (self.question, self.answer) != ("question", "answer"):
             yield 'path, question and answer apply only to files: also set source = "file"'
+
+
+@lru_cache(maxsize=256)
+def _scorer_id(verifier: str, dataset: str, pass_at: float | None) -> str:
+    # A package's task source may score its own answers.
+    parts = [verifier, VERIFIERS.code_id(verifier), TASK_SOURCES.code_id(dataset), pass_at]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def scorers_id(specs: Sequence[TaskSpec]) -> str:
+    """SHA-256 (hex) of the scorers of all task sources."""
+    scorers = sorted({(spec.dataset, spec.canonical_config, spec.scorer_id) for spec in specs})
+    return hashlib.sha256(json.dumps(scorers).encode()).hexdigest()
 
 
 _SERVER = re.compile(r"(?:(?:nats|tls|wss?)://)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?/?")

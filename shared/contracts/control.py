@@ -6,7 +6,7 @@ Most of them are stored under keys of the node's bucket (`shared.contracts.subje
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from msgspec import Meta
 
@@ -145,9 +145,13 @@ class EvalReport(Message, frozen=True, kw_only=True):
     per_task: dict[DatasetName, TaskScore]
     seconds: Seconds
     held_out: Sha256 | None = None
-    """Identifies the held-out set (`shared.tasks.held_out.held_out_id`); scores are comparable only
-    where it is equal. None: written by a version that did not report it.
+    """Identifies the held-out questions (`shared.tasks.held_out.held_out_id`); None: written by a
+    version that did not report it, as for the next two.
     """
+    scorer: Sha256 | None = None
+    """Identifies the scorers (`shared.config.scorers_id`)."""
+    pass_rule: Sha256 | None = None
+    """Identifies the rule of what passes; None also if no pass is defined."""
     unknown: Count = 0
     """Answers whose reward is unknown; they are left out of `n` and of the means."""
     reward_values: RewardsBySource = {}
@@ -159,6 +163,39 @@ class EvalReport(Message, frozen=True, kw_only=True):
         is defined.
         """
         return self.mean_reward if self.pass_rate is None else self.pass_rate
+
+
+class Scored(Protocol):
+    """A held-out result, in any of its forms."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def unknown(self) -> int: ...
+    @property
+    def pass_rate(self) -> float | None: ...
+    @property
+    def held_out(self) -> str | None: ...
+    @property
+    def scorer(self) -> str | None: ...
+    @property
+    def pass_rule(self) -> str | None: ...
+
+
+def incomparable(one: Scored, newest: Scored) -> str:
+    """Return why a held-out result cannot be compared with the newest one by the newest's measure,
+    to follow "was evaluated"; empty if it can. They must have the same questions and scorers and,
+    unless mean rewards are compared, the same rule of what passes.
+    """
+    if bool(one.scorer) != bool(newest.scorer):
+        return "by another version of Swarm"
+    if (one.held_out or "", one.n + one.unknown) != (newest.held_out or "", newest.n + newest.unknown):
+        return "on other held-out questions"
+    if (one.scorer or "") != (newest.scorer or ""):
+        return "with another reward"
+    if newest.pass_rate is not None and (one.pass_rate is None or (one.pass_rule or "") != (newest.pass_rule or "")):
+        return "with another rule of what passes"
+    return ""
 
 
 class EvalTurn(Message, frozen=True, kw_only=True):
@@ -178,6 +215,8 @@ class RewardValues(Message, frozen=True, kw_only=True):
 
     schema: SchemaVersion = 1
     sources: RewardsBySource = {}
+    scorer: Sha256 | None = None
+    """The scorers that gave them (`shared.config.scorers_id`); other scorers forget them."""
 
 
 class IntakeCursor(Message, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ passes. Where it takes more, or only one so far, no pass is defined.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -86,6 +88,15 @@ class PassRules:
         found = [self._add(source, reward) for source, rewards in values.items() for reward in rewards]
         return any(found)
 
+    def rule(self, refs: Iterable[TaskRef]) -> str | None:
+        """SHA-256 (hex) of the rule by which answers to these tasks pass; None if one of their
+        sources has no pass.
+        """
+        rules = {source: "said" if source in self._told else self._threshold(ref) for ref in refs if (source := self._source(ref))}
+        if None in rules.values():
+            return None
+        return hashlib.sha256(json.dumps(sorted(rules.items())).encode()).hexdigest()
+
     def _add(self, source: str, reward: float) -> bool:
         known = self._values.setdefault(source, [])
         if len(known) >= MANY or not all(differ(reward, value) for value in known):
@@ -138,11 +149,14 @@ def summarise(
     created_at: float,
     seconds: float,
     held_out: str | None = None,
+    scorer: str | None = None,
+    pass_rule: str | None = None,
     values: Mapping[str, list[float]] | None = None,
 ) -> EvalReport:
     """Sum up `(dataset, reward, passed)` triples, one per answer. An unknown reward (None) is left
     out and counted; `passed` is None where no pass is defined. `held_out`: the id of the set of
-    tasks. `values`: `PassRules.values`.
+    tasks; `scorer`: that of its scorers; `pass_rule`: `PassRules.rule`; `values`:
+    `PassRules.values`.
 
     Raises:
         ValueError: no answer has a reward.
@@ -168,6 +182,8 @@ def summarise(
         per_task={dataset: _score(found) for dataset, found in sorted(by_dataset.items())},
         seconds=seconds,
         held_out=held_out,
+        scorer=scorer,
+        pass_rule=pass_rule if overall.pass_rate is not None else None,
         unknown=unknown,
         reward_values=dict(values or {}),
     )

@@ -82,16 +82,15 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
     return chosen
 
 
-def held_out_id(tasks: Sequence[Task], specs: Sequence[TaskSpec]) -> str:
-    """SHA-256 (hex) of everything besides the answers that determines a held-out score: the tasks,
-    in any order, and their verifiers. Nodes with equal ids were asked the same questions.
+def held_out_id(tasks: Sequence[Task]) -> str:
+    """SHA-256 (hex) of the tasks, in any order. Nodes with equal ids were asked the same questions;
+    `shared.config.scorers_id` says whether the answers were scored alike.
     """
-    judged_by = sorted({(spec.dataset, spec.verifier + ("" if spec.pass_at is None else f" {spec.pass_at!r}")) for spec in specs})
     asked = sorted(
         (task.ref.dataset, task.ref.config, task.ref.seed, task.ref.index, task.question, task.answer or "", task.metadata)
         for task in tasks
     )
-    return hashlib.sha256(json.dumps([judged_by, asked]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def check_share(spec: TaskSpec, count: int, unread: int = 0) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from shared.contracts.control import EvalReport, TaskScore
+from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.contracts.wire import is_node_name
 from shared.identity.statements import Heard, SignatureStatus
 from shared.roles import ROLES, Role
@@ -24,7 +24,7 @@ from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import Deceased, dying
-from swarm_cli.observe.run_files import Evaluation, base_of
+from swarm_cli.observe.run_files import Evaluation, HeldOutSet, base_of
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.runs import restart_options, starts_again
 
@@ -47,15 +47,15 @@ ON_RECORD = "on record"
 class Row:
     """One key's scores on one held-out set: pass rates, or mean rewards (`by_reward`) where the
     newest report has no pass. `base` is the score of version 0 on the same set, and `gain` the
-    newest minus that; None if it is not known. `trusted`: the row may be ranked.
+    newest minus that; None if it is not known or cannot be compared. `trusted`: the row may be
+    ranked.
     """
 
     node: str
     public_key: str
     standing: str
     problem: str
-    held_out: str
-    n: int
+    of_set: HeldOutSet
     base: float | None
     newest: float
     policy_version: int
@@ -91,54 +91,56 @@ def leaderboard(
         by_key.setdefault(key, []).append(Evaluation.of(each.said))
     told = {node for node, *_, trusted in by_key if trusted}
     by_key |= {(node, "", own_standing, "", True): list(scores) for node, scores in own.items() if node not in told}
-    rows = [row for key, scores in by_key.items() for row in _newest_sets(*key, scores)]
-    rows = [_completed(row, recorded.get(row.node, ())) if row.trusted else row for row in rows]
-    nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    rows = [
+        row for key, scores in by_key.items() for row in _newest_sets(*key, scores, recorded.get(key[0], ()) if key[-1] else ())
+    ]
+    nodes, those_known = Counter[HeldOutSet](), Counter[HeldOutSet]()
     for row in rows:
-        nodes[row.held_out, row.n] += row.trusted
-        those_known[row.held_out, row.n] += row.trusted and row.node in known
+        nodes[row.of_set] += row.trusted
+        those_known[row.of_set] += row.trusted and row.node in known
     return sorted(
         rows,
         key=lambda row: (
             not row.trusted,
-            -those_known[row.held_out, row.n],
-            -nodes[row.held_out, row.n],
-            row.held_out,
-            row.n,
+            -those_known[row.of_set],
+            -nodes[row.of_set],
+            row.of_set,
             *_rank(row),
         ),
     )
 
 
-def _completed(row: Row, recorded: Sequence[Evaluation]) -> Row:
-    known = base_of(recorded, (row.held_out, row.n)) if row.base is None else None
-    base = _score(known, row.by_reward) if known is not None else None
-    return row if base is None else replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
-
-
 def _newest_sets(
-    node: str, public_key: str, standing: str, problem: str, trusted: bool, evaluations: Iterable[Evaluation]
+    node: str,
+    public_key: str,
+    standing: str,
+    problem: str,
+    trusted: bool,
+    evaluations: Iterable[Evaluation],
+    recorded: Sequence[Evaluation],
 ) -> list[Row]:
     """A key's rows. Evaluations are ordered by their signed time, so that a repeated report changes
     nothing; if a version was evaluated again, the later result counts.
     """
-    sets: dict[tuple[str, int], list[Evaluation]] = {}
+    sets: dict[HeldOutSet, list[Evaluation]] = {}
     for each in sorted(evaluations, key=attrgetter("at")):
         if each.score is not None:
             sets.setdefault(each.held_out_set, []).append(each)
     rows = []
-    for (held_out, n), in_order in sorted(sets.items(), key=lambda each: -each[1][-1].at)[:SETS_A_KEY]:
+    for of_set, in_order in sorted(sets.items(), key=lambda each: -each[1][-1].at)[:SETS_A_KEY]:
         newest, by_reward = in_order[-1], in_order[-1].pass_rate is None
-        curve = _curve(in_order, by_reward)
+        curve = _curve([each for each in in_order if not incomparable(each, newest)], by_reward)
+        base = dict(curve).get(0)
+        if base is None and (known := base_of(recorded, newest)) is not None and (base := _score(known, by_reward)) is not None:
+            curve = [(0, base), *curve]
         rows.append(
             Row(
                 node=node,
                 public_key=public_key,
                 standing=standing,
                 problem=problem,
-                held_out=held_out,
-                n=n,
-                base=dict(curve).get(0),
+                of_set=of_set,
+                base=base,
                 newest=newest.score or 0.0,
                 policy_version=newest.policy_version,
                 at=newest.at,
@@ -194,11 +196,11 @@ def curves_by_task(
     if not in_order:
         return {}
     last = in_order[-1]
-    same_set = [each for each in in_order if each.held_out == last.held_out]
+    same_set = [each for each in in_order if not incomparable(each, last)]
     kept = {version for version, _ in _curve(same_set, by_reward=True)}
     newest = {each.policy_version: each for each in same_set if each.policy_version in kept}
     trusted = bool(mine) and mine[-1].standing is SignatureStatus.SIGNED
-    if trusted and 0 not in kept and (base := base_of(recorded, last.held_out_set)) is not None:
+    if trusted and 0 not in kept and (base := base_of(recorded, last)) is not None:
         newest[0] = base
     by_reward = {"": last.pass_rate is None} | {name: each.pass_rate is None for name, each in last.per_task.items()}
     curves: dict[str, dict[int, float]] = {}
@@ -346,8 +348,9 @@ def _row_object(row: Row) -> dict[str, Any]:
         "standing": row.standing,
         "problem": row.problem,
         "trusted": row.trusted,
-        "set": row.held_out[:12],
-        "n": row.n,
+        "set": row.of_set[0][:12],
+        "scorer": row.of_set[1][:8],
+        "n": row.of_set[2],
         "unknown": row.unknown,
         "by_reward": row.by_reward,
         "base": row.base,

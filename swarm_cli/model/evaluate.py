@@ -8,8 +8,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from shared.config import NodeConfig, TaskSpec
+from shared.config import NodeConfig, TaskSpec, scorers_id
 from shared.config.sections import ModelSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
-from shared.run_records import EVAL_FILE, read_jsonl
+from shared.run_records import EVAL_FILE, eval_report, read_jsonl
 from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
 from shared.tasks.held_out import held_out_id
 from shared.text import visible
@@ -171,6 +171,7 @@ async def _evaluate(
     texts: list[str] = []
     results: list[JobResult] = []
     rules = PassRules(asked.sources)
+    rules.merge(asked.values)
     try:
         threads = config.generator.threads or None
         engine = create_engine(
@@ -253,25 +254,30 @@ Fits = Callable[[Task], bool]
 
 @dataclass(frozen=True, slots=True)
 class RecordedSet:
-    """A node's held-out set as its evaluations name it. held_out: its id; None in records of
-    earlier versions. changed: an earlier evaluation names another one.
+    """A node's held-out set as its newest evaluation names it, which asked `n` tasks. held_out: its
+    id; None in records of earlier versions. changed: an earlier evaluation asked other tasks.
+    scorer, values: the scorers and the distinct rewards that they have given.
     """
 
     n: int
     held_out: str | None
     changed: bool
+    scorer: str | None = None
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EvalTasks:
     """sources: with their files read. not_held_out: how many of the tasks may have been trained on;
-    None: not known. note: a sentence about that; empty if all are held out.
+    None: not known. note: a sentence about that; empty if all are held out. values: the distinct
+    rewards that the node's scorers gave, on which its rule of what passes may depend.
     """
 
     sources: list[TaskSpec]
     tasks: list[Task]
     not_held_out: int | None
     note: str
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def recorded_set(model: Path) -> RecordedSet | None:
@@ -280,13 +286,13 @@ def recorded_set(model: Path) -> RecordedSet | None:
     """
     node = model.parent.parent if (model / "manifest.json").is_file() else model
     lines = read_jsonl(node / EVAL_FILE) if (node / "checkpoints").is_dir() else []
-    sets = [found for line in lines if (found := _set(line.get("n"), line.get("held_out")))]
-    return RecordedSet(*sets[-1], changed=len(set(sets)) > 1) if sets else None
-
-
-def _set(n: Any, held_out: Any) -> tuple[int, str | None] | None:
-    known = isinstance(n, int) and 0 < n <= MOST_TASKS
-    return (n, held_out if isinstance(held_out, str) else None) if known else None
+    reports = [report for line in lines if (report := eval_report("node", line)) and 0 < report.n + report.unknown <= MOST_TASKS]
+    if not reports:
+        return None
+    # Before evaluations named their scorers, the id was of the questions and their verifiers.
+    sets = [(report.n + report.unknown, report.held_out if report.scorer else None) for report in reports]
+    newest = reports[-1]
+    return RecordedSet(*sets[-1], changed=len(set(sets)) > 1, scorer=newest.scorer, values=newest.reward_values)
 
 
 def eval_tasks(
@@ -315,7 +321,13 @@ def eval_tasks(
             f"{config.generator.max_new_tokens}: lower that, or choose tasks with shorter questions"
         )
     beyond = None if held is None else sum(not held.contains(task.question) for task in tasks)
-    return EvalTasks(read, tasks, beyond, _note(beyond, len(tasks), len(held.tasks) if held else 0, recorded))
+    told = _note(beyond, len(tasks), len(held.tasks) if held else 0, recorded)
+    if recorded is None or sources is not config.tasks:
+        return EvalTasks(read, tasks, beyond, told)
+    if recorded.scorer not in (None, scorers_id(read)):
+        changed = "the node's newest evaluation was scored with another reward: do not compare this score with it"
+        return EvalTasks(read, tasks, beyond, "; ".join(filter(None, [told, changed])))
+    return EvalTasks(read, tasks, beyond, told, recorded.values)
 
 
 def _run_held_out(config: NodeConfig, sources: Sequence[TaskSpec], recorded: RecordedSet, fits: Fits) -> tuple[int, HeldOut] | None:
@@ -331,7 +343,7 @@ def _run_held_out(config: NodeConfig, sources: Sequence[TaskSpec], recorded: Rec
             for size in dict.fromkeys((config.eval.tasks, recorded.n)):
                 tasks = _tasks(read, size, config)
                 fitting = [task for task in tasks if fits(task)]
-                if recorded.held_out in (None, held_out_id(fitting, read)) and len(fitting) == recorded.n:
+                if recorded.held_out in (None, held_out_id(fitting)) and len(fitting) == recorded.n:
                     return size, HeldOut(tasks)
     return None
 

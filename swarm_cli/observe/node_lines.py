@@ -19,7 +19,6 @@ from shared.roles import ROLES
 from shared.text import visible
 from swarm_cli.console import cell
 from swarm_cli.observe.node_state import NodeState, duration
-from swarm_cli.observe.run_files import scored
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 16
@@ -92,14 +91,14 @@ def _head(node: NodeState, fresh: bool) -> Text:
         (f"{MARKS[node.kind]} {node.kind}" if fresh else f"? {node.kind} when seen last", style),
         f"  step {number(node.step)}  {rate(node.steps_per_minute if fresh else None)}  version {number(node.version)}  held-out ",
     )
-    newest, base = node.newest_score, node.base_score
+    newest, compared = node.newest_score, node.comparison
     warns = node.unscored or not node.signed or (newest is not None and newest.unknown)
     text.append(node.held_out, style="yellow" if warns else "bold")
-    if base is not None and node.gain is not None:
-        text.append(f" base {base} ").append(f"{node.gain:+.3f}", style="green" if node.gain > 0 else "red")
+    if (gain := compared.gain) is not None:
+        text.append(f" base {compared.base} ").append(f"{gain:+.3f}", style="green" if gain > 0 else "red")
     if newest is not None and newest.n and newest.pass_rate is None:
         text.append(" no pass defined", style="yellow")
-    return text.append("  " + sparkline([value for _, value in scored(node.scores)], SPARK_COLUMNS), style="cyan")
+    return text.append("  " + sparkline([value for _, value in compared.values], SPARK_COLUMNS), style="cyan")
 
 
 def _groups(node: NodeState) -> Text:
@@ -194,7 +193,7 @@ def elsewhere_table(nodes: Sequence[NodeState], known: Collection[str] = ()) -> 
         rows.add_row(
             cell(f"{node.node}{mark}"),
             cell(_score_cell(node)),
-            "–" if node.gain is None else f"{node.gain:+.3f}",
+            "–" if (gain := node.comparison.gain) is None else f"{gain:+.3f}",
             number(entry.said.policy_version if entry else None),
             shares,
             _seen(node),

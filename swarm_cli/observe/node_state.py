@@ -28,7 +28,7 @@ from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.text import visible
 from shared.transport.base import ConsumerState, StreamState
-from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, gain_of
+from swarm_cli.observe.run_files import NO_PASS_SHOWN, Comparison, Evaluation, compared
 
 LOADING_S = 600.0
 """How long a process of a node that was just started may load before it counts as silent."""
@@ -204,9 +204,9 @@ class NodeState:
         return self.scores[-1] if self.scores else None
 
     @property
-    def base_score(self) -> Evaluation | None:
-        """The evaluation of version 0, the base policy."""
-        return next((each for each in self.scores if each.policy_version == 0), None)
+    def comparison(self) -> Comparison:
+        """The evaluations that can be compared with the newest."""
+        return compared(self.scores)
 
     @property
     def unscored(self) -> int:
@@ -228,11 +228,6 @@ class NodeState:
             return f"unknown ({self.unscored})" if self.unscored else "–"
         of = f", {newest.n} of {newest.n + newest.unknown} known" if newest.unknown else ", newest unknown" if self.unscored else ""
         return f"{newest} @{newest.policy_version}{of}{'' if self.signed else ' unsigned'}"
-
-    @property
-    def gain(self) -> float | None:
-        """The newest score minus the base policy's; None if that is not known."""
-        return None if self.newest_score is self.base_score else gain_of(self.newest_score, self.base_score)
 
     def total(self, role: str, figure: StatusFigure | FamilyFigure, since: float = 0.0) -> float:
         """Sum of a counter over all replicas that have reported in the node's current life and
@@ -511,7 +506,9 @@ class NodeState:
 
     @property
     def reward_notes(self) -> list[str]:
-        """Sentences about unknown rewards, and about sources without a pass."""
+        """Sentences about unknown rewards, about sources without a pass, and about a base policy
+        that the newest score cannot be compared with.
+        """
         told = ", ".join(f"{count:,} {cause}" for cause, count in self.unknown_rewards.items())
         notes = [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
         newest = self.newest_score
@@ -523,7 +520,8 @@ class NodeState:
         elif newest is not None and newest.unknown:
             of = f"{newest.n:,} of {newest.n + newest.unknown:,} held-out answers"
             notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
-        return notes + ([NO_PASS_SHOWN] if newest is not None and newest.n and newest.pass_rate is None else [])
+        notes += [NO_PASS_SHOWN] if newest is not None and newest.n and newest.pass_rate is None else []
+        return [*notes, *filter(None, [self.comparison.why_no_base])]
 
     # What cannot be written, or was not.
 

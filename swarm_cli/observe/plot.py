@@ -16,7 +16,7 @@ from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
-from swarm_cli.observe.run_files import Evaluation, read_evaluations, read_steps, scored
+from swarm_cli.observe.run_files import Comparison, Evaluation, compared, read_evaluations, read_steps
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, read_end
 from swarm_cli.target import find_run
@@ -98,7 +98,8 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
 
     palette = matplotlib.colormaps["tab10"]
     colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
-    evaluations = {folder: read_evaluations(folder) for folder in node_dirs}
+    comparisons = {folder: compared(read_evaluations(folder)) for folder in node_dirs}
+    evaluations = {folder: each.alike for folder, each in comparisons.items()}
     tasks = sorted({name for node_evaluations in evaluations.values() for each in node_evaluations for name in each.per_task})[
         :MOST_TASKS
     ]
@@ -106,7 +107,7 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     rows = 4 + -(-len(tasks) // 2)
     figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True)
     axes = list(grid.flat)
-    _draw_held_out(axes[0], evaluations, colours)
+    _draw_held_out(axes[0], comparisons, colours)
     steps = {folder: read_steps(folder) for folder in node_dirs}
     for axis, name in zip(axes[1 + len(PANELS) :], tasks, strict=False):
         _draw_task(axis, name, names.shown(name), evaluations, colours)
@@ -131,7 +132,9 @@ def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colo
     by_reward = any(each.pass_rate is None for each in newest)
     axis.set_ylabel("mean reward (no pass defined)" if by_reward else "share of tasks solved")
     for folder, node_evaluations in evaluations.items():
-        points = [(each.policy_version, each.per_task[name].score) for each in node_evaluations if name in each.per_task]
+        results = [(each.policy_version, each.per_task[name]) for each in node_evaluations if name in each.per_task]
+        rates = [(version, result.mean_reward if by_reward else result.pass_rate) for version, result in results]
+        points = [(version, rate) for version, rate in rates if rate is not None]
         if points:
             axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=_plain(folder.name))
     _finish(axis)
@@ -139,23 +142,24 @@ def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colo
         axis.set_ylim(0, 1)
 
 
-def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -> None:
+def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], colours: dict[Path, Any]) -> None:
     """Draw all nodes in one panel from 0 to 1, because on an axis that fits the data noise looks
-    like learning. Bars are one standard error, from each evaluation's number of tasks.
+    like learning. Bars are one standard error, from each evaluation's number of tasks. Results that
+    cannot be compared with a node's newest are not drawn, and the legend says so.
     """
-    by_reward = any(each[-1].pass_rate is None for each in by_node.values() if each)
+    by_reward = any(each.newest.pass_rate is None for each in by_node.values() if each.newest is not None)
     axis.set_title(f"Held-out {'mean reward, no pass defined' if by_reward else 'pass rate'} (tasks never trained on)", fontsize=11)
     axis.set_xlabel("policy version")
     axis.set_ylabel("mean reward" if by_reward else "share of tasks solved")
     sizes = set()
-    for folder, evaluations in by_node.items():
-        if not evaluations:
+    for folder, comparison in by_node.items():
+        if not comparison.alike:
             continue
-        sizes |= {evaluation.n for evaluation in evaluations}
-        points = scored(evaluations)
+        sizes |= {evaluation.n for evaluation in comparison.alike}
+        points = comparison.values
         versions, rates = [each.policy_version for each, _ in points], [value for _, value in points]
         bars = [0.0 if by_reward else standard_error(value, each.n) for each, value in points]
-        label = _plain(folder.name)
+        label = _plain(folder.name) + (f" ({comparison.why_no_base})" if comparison.why_no_base else "")
         axis.errorbar(versions, rates, yerr=bars, color=colours[folder], marker="o", markersize=4, capsize=2, label=label)
     _finish(axis)
     if not by_reward:

@@ -65,7 +65,7 @@ def row_lines(node: NodeState, elapsed_s: float, since: float = 0.0, newest: Map
     figures = (
         f"{_clock(elapsed_s):>7}  {visible(node.node):<9}{newest['step']:>6}{_number(node.seen_rate, 10, 1)}"
         f"{_number(newest.get('reward_local'), 7, 3)}"
-        f"{_newest(node):>9}{node.base_score or '–'!s:>7}"
+        f"{_newest(node):>9}{node.comparison.base or '–'!s:>7}"
         f"{_groups(node, since)}{_number(newest.get('staleness_mean'), 6, 2)}"
     )
     words = visible("; ".join(filter(None, (node.words, _refused(node, since)))), STATE_CHARACTERS)
@@ -96,13 +96,16 @@ def summary(nodes: Sequence[NodeState], since: float = 0.0, *, went_on: bool = F
     """The closing table. went_on: whether the run was started before, under the same name."""
     lines = [SUMMARY_HEADER]
     for node in nodes:
-        newest = node.newest_score
+        newest, compared = node.newest_score, node.comparison
+        tasks = "0" if newest is None else f"{newest.n} of {newest.n + newest.unknown}" if newest.unknown else str(newest.n)
         lines.append(
-            f"{visible(node.node):<9}{node.step:>6}{_newest(node):>10}{node.base_score or '–'!s:>8}"
-            f"{_number(node.gain, 8, 3, sign=True)}{newest.n if newest else 0:>7}{_groups(node, since)}"
+            f"{visible(node.node):<9}{node.step:>6}{_newest(node):>10}{compared.base or '–'!s:>8}"
+            f"{_number(compared.gain, 8, 3, sign=True)} {tasks:>6}{_groups(node, since)}"
         )
         if newest and newest.n and newest.pass_rate is None:
             lines.append(f"({NO_PASS_SHOWN})")
+        if compared.why_no_base:
+            lines.append(f"({compared.why_no_base})")
     lines += [f"{visible(node.node)}: {words}" for node in nodes if (words := _refused(node, since))]
     if went_on:
         lines.append("(made, shared, taken, refused: since this start; shared may include groups made before it)")

@@ -8,16 +8,13 @@ import contextlib
 import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
-import msgspec
-
-from shared.contracts.control import EvalReport, TaskScore
-from shared.contracts.wire import Count, Reward, Share
+from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.plain_files import NO_FILE, read_plain_end
-from shared.run_records import EVAL_FILE, METRICS_FILE, read_jsonl, saved_step, unknown_files
+from shared.run_records import EVAL_FILE, METRICS_FILE, eval_report, read_jsonl, saved_step, unknown_files
 
 TAIL_BYTES = 65_536
 """Far longer than a line."""
@@ -28,11 +25,15 @@ _OF_UPDATES = (
 """Fields that a step measures only where there is something to learn."""
 
 
+HeldOutSet = tuple[str, str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`; None: no pass is
     defined for one of the sources, so `mean_reward` counts. `unknown`: answers without a known
-    reward, which are not among the `n`. `at`: Unix time. `held_out`: id of the set; "" if unknown.
+    reward, which are not among the `n`. `at`: Unix time. `held_out`, `scorer`, `pass_rule`: as in
+    `EvalReport`; "" if unknown.
     """
 
     policy_version: int
@@ -42,6 +43,8 @@ class Evaluation:
     unknown: int = 0
     at: float = 0.0
     held_out: str = ""
+    scorer: str = ""
+    pass_rule: str = ""
     per_task: Mapping[str, TaskScore] = field(default_factory=dict)
 
     @classmethod
@@ -49,7 +52,7 @@ class Evaluation:
         """The evaluation that a report is about."""
         return cls(
             report.policy_version, report.pass_rate, report.n, report.mean_reward, report.unknown, report.created_at,
-            report.held_out or "", report.per_task,
+            report.held_out or "", report.scorer or "", report.pass_rule or "", report.per_task,
         )  # fmt: skip
 
     @property
@@ -58,9 +61,9 @@ class Evaluation:
         return self.mean_reward if self.pass_rate is None else self.pass_rate
 
     @property
-    def held_out_set(self) -> tuple[str, int]:
-        """The set's id and its number of tasks. Only scores on one set compare."""
-        return self.held_out, self.n + self.unknown
+    def held_out_set(self) -> HeldOutSet:
+        """The ids of its questions and of their scorers, and the number of tasks."""
+        return self.held_out, self.scorer, self.n + self.unknown
 
     def __str__(self) -> str:
         """The score, such as `0.412`, or `0.412r` for a mean reward (`NO_PASS_SHOWN`)."""
@@ -74,20 +77,50 @@ class Evaluation:
 NO_PASS_SHOWN = "no pass is defined, so held-out results are mean rewards (r): set pass_at in the [[tasks]] entry for a pass rate"
 
 
-def scored(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, float]]:
-    """The evaluations that can be compared with the newest, each with its pass rate, or its mean
-    reward if the newest has no pass rate.
+class Comparison(NamedTuple):
+    """The held-out results of a node that can be compared with its newest one
+    (`shared.contracts.control.incomparable`), in order, by the newest's measure. `base`: that of
+    the base policy. `why_no_base`: a sentence, if it was evaluated and cannot be compared.
+    """
+
+    alike: tuple[Evaluation, ...] = ()
+    base: Evaluation | None = None
+    why_no_base: str = ""
+
+    @property
+    def newest(self) -> Evaluation | None:
+        return self.alike[-1] if self.alike else None
+
+    @property
+    def values(self) -> list[tuple[Evaluation, float]]:
+        """Each with its pass rate, or its mean reward where no pass is defined."""
+        return [(each, score) for each in self.alike if (score := each.score) is not None]
+
+    @property
+    def gain(self) -> float | None:
+        """The newest minus the base policy's; None if that is not known."""
+        newest = self.newest
+        if newest is None or self.base is None or newest is self.base or newest.score is None or self.base.score is None:
+            return None
+        return newest.score - self.base.score
+
+
+def compared(evaluations: Sequence[Evaluation]) -> Comparison:
+    """Compare a node's evaluations, which are in order of version, with the newest one that has a
+    score.
     """
     known = [each for each in evaluations if each.n or not each.unknown]
-    if known and known[-1].pass_rate is None:
-        return [(each, each.mean_reward) for each in known if each.mean_reward is not None]
-    return [(each, each.pass_rate) for each in known if each.pass_rate is not None]
-
-
-def gain_of(newest: Evaluation | None, base: Evaluation | None) -> float | None:
-    """The newest minus the base, by the measure that the newest has; None if that is not known."""
-    values = [value for _, value in scored([base, newest])] if newest and base else []
-    return values[1] - values[0] if len(values) == 2 else None
+    if not known:
+        return Comparison()
+    newest = known[-1]
+    alike = tuple(each for each in known if not incomparable(each, newest))
+    if newest.pass_rate is None:
+        alike = tuple(replace(each, pass_rate=None) for each in alike)
+    base = next((each for each in alike if each.policy_version == 0), None)
+    other = next((each for each in known if each.policy_version == 0), None)
+    if base is not None or other is None:
+        return Comparison(alike, base)
+    return Comparison(alike, None, f"no gain is known: the base policy was evaluated {incomparable(other, newest)}")
 
 
 def read_steps(node_dir: Path) -> list[dict[str, Any]]:
@@ -151,24 +184,6 @@ _read: dict[Path, tuple[tuple[int, int, int], tuple[Evaluation, ...]]] = {}
 """The evaluations last read from a file, by what told then that it had changed."""
 
 
-class _Score(msgspec.Struct, frozen=True, kw_only=True):
-    """A score as a line or a dataset in it has it. Earlier versions wrote fewer keys."""
-
-    n: Count = 0
-    pass_rate: Share | None = None
-    mean_reward: Reward | None = None
-
-
-class _Line(_Score, frozen=True, kw_only=True):
-    """One line of `eval.jsonl`."""
-
-    policy_version: Count
-    unknown: Count = 0
-    time: Annotated[float, msgspec.Meta(ge=0, le=2**40)] = 0.0
-    held_out: str | None = None
-    per_task: dict[str, Any] = {}
-
-
 def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
     """A node's evaluations in the order of its file: the newest `EVALUATIONS_KEPT`, and before them
     the base policy's of each set, against which gains are measured. Lines that no generator writes
@@ -183,7 +198,7 @@ def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
     known = _read.pop(file, None)
     if known is None or known[0] != state:
         newest: deque[Evaluation] = deque(maxlen=EVALUATIONS_KEPT)
-        bases: dict[tuple[str, int], Evaluation] = {}
+        bases: dict[HeldOutSet, Evaluation] = {}
         for line in read_jsonl(file):
             if (each := _evaluation(line)) is not None:
                 newest.append(each)
@@ -206,27 +221,19 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
     return [by_version[version] for version in sorted(by_version)]
 
 
-def base_of(evaluations: Sequence[Evaluation], of_set: tuple[str, int]) -> Evaluation | None:
-    """The base policy's newest evaluation on a set."""
-    return next((each for each in reversed(evaluations) if each.policy_version == 0 and each.held_out_set == of_set), None)
+def base_of(evaluations: Sequence[Evaluation], newest: Evaluation) -> Evaluation | None:
+    """The base policy's newest evaluation that can be compared with the newest policy's."""
+    of_base = (each for each in reversed(evaluations) if each.policy_version == 0)
+    return next((each for each in of_base if not incomparable(each, newest)), None)
 
 
 def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:
     """The evaluation of a line; None if no generator writes such a line."""
-    try:
-        said = msgspec.convert(line, _Line)
-    except msgspec.ValidationError:
-        return None
-    if said.pass_rate is None and said.mean_reward is None and not said.unknown:
-        return None
-    scores = {}
-    for name, result in said.per_task.items():
-        with contextlib.suppress(msgspec.ValidationError):
-            each = msgspec.convert(result, _Score)
-            if (mean := each.pass_rate if each.mean_reward is None else each.mean_reward) is not None:
-                scores[name] = TaskScore(n=each.n, pass_rate=each.pass_rate, mean_reward=mean)
-    mean = said.pass_rate if said.mean_reward is None else said.mean_reward
-    return Evaluation(said.policy_version, said.pass_rate, said.n, mean, said.unknown, said.time, said.held_out or "", scores)
+    if (report := eval_report("node", line)) is not None:
+        return Evaluation.of(report)
+    unscored = line.get("pass_rate") is None and line.get("mean_reward") is None and line.get("unknown")
+    report = eval_report("node", {**line, "mean_reward": 0.0}) if unscored else None
+    return None if report is None else replace(Evaluation.of(report), mean_reward=None)
 
 
 def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:

@@ -429,9 +429,10 @@ def hub_object(seen: SwarmState, url: str) -> dict[str, Any]:
 def _spectated_object(node: NodeState, *, known: bool) -> dict[str, Any]:
     """A node's object in `--json` of a look from outside; whatever it has not reported is null."""
     said = node.entry.said if node.entry is not None else None
+    compared = node.comparison
     scores = {
         key: None if score is None else {name: getattr(score, name) for name in ("policy_version", "pass_rate", "n", "mean_reward")}
-        for key, score in (("first", node.scores[0] if node.scores else None), ("newest", node.newest_score))
+        for key, score in (("first", compared.alike[0] if compared.alike else None), ("newest", node.newest_score))
     }
     return {
         "node": node.node,
@@ -440,7 +441,7 @@ def _spectated_object(node: NodeState, *, known: bool) -> dict[str, Any]:
         "policy_version": said.policy_version if said else None,
         "seen_s": max(0.0, node.at - said.updated_at) if said else None,
         **scores,
-        "gain": node.gain,
+        "gain": compared.gain,
         "shared": node.shared_window,
         "signed": node.signed,
         "known": known,

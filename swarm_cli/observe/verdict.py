@@ -15,7 +15,15 @@ from statistics import NormalDist, fmean, median
 from typing import Any
 
 from shared.text import visible
-from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps, read_unknown, unsaved_words
+from swarm_cli.observe.run_files import (
+    NO_PASS_SHOWN,
+    Evaluation,
+    compared,
+    read_evaluations,
+    read_steps,
+    read_unknown,
+    unsaved_words,
+)
 
 FEWEST_STEPS = 8
 """With fewer steps, only the held-out tasks are judged, and whether any step changed the
@@ -105,6 +113,7 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
     version; either may be empty.
     """
     outcome, held_out = _held_out(evaluations)
+    steps = _judged_alike(steps, evaluations)
     symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
     notes = [note for look in _NOTES if (note := look(steps))]
     if symptoms and outcome is not Outcome.LEARNED:
@@ -148,14 +157,15 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     if evaluations and not evaluations[-1].n and evaluations[-1].unknown:
         last = evaluations[-1]
         return Outcome.UNKNOWN, f"none of the {last.unknown:,} held-out answers of version {last.policy_version} has a known reward"
-    evaluations = [each for each in evaluations if each.n or not each.unknown]
-    base = next((each for each in evaluations if each.policy_version == 0), None)
-    if base is None or len(evaluations) < 2:
+    comparison = compared(evaluations)
+    newest, base, alike = comparison.newest, comparison.base, comparison.alike
+    if comparison.why_no_base:
+        return Outcome.UNKNOWN, comparison.why_no_base
+    if newest is None or base is None or len(alike) < 2:
         return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
-    newest = evaluations[-1]
     if newest.pass_rate is None or base.pass_rate is None:
         return Outcome.UNKNOWN, f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
-    best = max((each for each in evaluations if each.pass_rate is not None), key=_rate)
+    best = max(alike, key=_rate)
     fewest = min((base, newest, best), key=lambda each: each.n)
     if fewest.n < FEWEST_TASKS:
         return Outcome.UNKNOWN, _too_few(fewest)
@@ -165,13 +175,23 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     gain, chance = newest.pass_rate - base.pass_rate, margin(newest, base, 2)
     if gain < -chance:
         return Outcome.FAILED, f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
-    if _rate(best) - newest.pass_rate > margin(best, newest, 2 * len(evaluations)):
+    if _rate(best) - newest.pass_rate > margin(best, newest, 2 * len(alike)):
         words = f"held-out fell from its best, {best} at version {best.policy_version}, to {newest.pass_rate:.3f}"
         return (Outcome.FELL if gain > chance else Outcome.FAILED), f"{words} (base {base.pass_rate:.3f})"
     if gain > chance:
         return Outcome.LEARNED, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy"
     explained = f"chance explains up to {chance:.3f} on {newest.n} tasks"
     return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {explained}"
+
+
+def _judged_alike(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> Sequence[Mapping[str, Any]]:
+    """The steps since the newest evaluation on other questions or with another reward, because
+    rewards of both cannot be compared either.
+    """
+    measures = [(each.held_out, each.scorer) for each in evaluations]
+    others = [each.policy_version for each, measure in zip(evaluations, measures, strict=True) if measure != measures[-1]]
+    since = max(others, default=-1)
+    return [step for step in steps if step["step"] > since] if others else steps
 
 
 def _too_few(evaluation: Evaluation) -> str:
@@ -196,9 +216,13 @@ def _unknown(node_dir: Path, evaluations: Sequence[Evaluation]) -> list[str]:
     counts = read_unknown(node_dir)
     by_source = [f"{answers:,} of {visible(dataset, 64)} ({visible(cause, 32)})" for (dataset, cause), answers in counts.items()]
     told = [f"answers without a known reward, which counted for nothing: {', '.join(by_source)}"] if counts else []
-    left_out = sum(each.unknown for each in evaluations)
-    if left_out:
-        told.append(f"{left_out:,} held-out answers have no known reward and are left out")
+    short = [each for each in evaluations if each.unknown]
+    if short:
+        left_out, asked = sum(each.unknown for each in short), sum(each.n + each.unknown for each in short)
+        told.append(
+            f"{left_out:,} of {asked:,} held-out answers, in {len(short):,} of {len(evaluations):,} evaluations, have no known "
+            "reward and are left out, so these scores may be of different questions"
+        )
     return [*told, UNKNOWN_REMEDY] if told else []
 
 

@@ -137,6 +137,17 @@ def test_the_newest_few_are_kept_and_the_best_besides(tmp_path: Path) -> None:
     assert without.steps() == [40]
 
 
+def test_the_best_by_another_measure_is_replaced_however_high_it_was(tmp_path: Path) -> None:
+    store = saved(tmp_path, 10, 20)
+    assert store.note_evaluation(10, 5.9, tolerance=5, measure="one reward")
+    assert store.note_evaluation(20, 0.2, tolerance=5, measure="another")
+    best = store.best()
+    assert best is not None and (best.step, best.measure) == (20, "another")
+    (tmp_path / "best.json").write_text('{"pass_rate": 0.6, "policy_version": 10, "step": 10, "by_reward": false}')
+    best = store.best()
+    assert best is not None and best.step == 10, "as earlier versions wrote it"
+
+
 def test_an_evaluation_far_from_every_checkpoint_marks_none(tmp_path: Path) -> None:
     store = saved(tmp_path, 10)
     assert not store.note_evaluation(25, 0.9, tolerance=10) and store.best() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -157,7 +158,17 @@ def test_held_out_history_comes_from_the_swarm_the_files_and_the_bucket() -> Non
     found = held_out_history(report(75, 0.8), [report(50, 0.7)], [Evaluation(0, 0.1, 200)])
     assert [(e.policy_version, e.pass_rate) for e in found] == [(0, 0.1), (50, 0.7), (75, 0.8)]
     state = NodeState("alpha", scores=found)
-    assert state.base_score == Evaluation(0, 0.1, 200) and state.gain == pytest.approx(0.7)
+    assert state.comparison.base == Evaluation(0, 0.1, 200) and state.comparison.gain == pytest.approx(0.7)
+
+
+def test_a_node_whose_base_policy_was_scored_with_another_reward_has_no_base_and_says_why() -> None:
+    one, other = "a" * 64, "b" * 64
+    scores = (Evaluation(0, 0.05, 20, held_out=one, scorer=one), Evaluation(20, 0.5, 20, held_out=one, scorer=other))
+    state = NodeState("alpha", scores=scores)
+    assert (state.comparison.base, state.comparison.gain) == (None, None)
+    (said,) = [words for words in state.reward_notes if "base policy" in words]
+    first = shown(replace(node(), scores=scores)).splitlines()[1]
+    assert "another reward" in said and "held-out 0.500 @20" in first and "base" not in first and "+" not in first
 
 
 def test_a_held_out_score_says_how_many_answers_have_no_known_reward() -> None:

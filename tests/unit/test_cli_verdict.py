@@ -43,6 +43,36 @@ def test_a_rising_held_out_rate_is_learning_and_says_by_how_much() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"held_out": "d" * 64}, "other held-out questions"),
+        ({"scorer": "d" * 64}, "another reward"),
+        ({"pass_rule": "d" * 64}, "another rule of what passes"),
+        ({"scorer": None, "held_out": "d" * 64}, "another version"),
+    ],
+)
+def test_a_base_policy_that_was_judged_otherwise_is_compared_with_nothing(changed: dict[str, Any], words: str) -> None:
+    """As after a verifier that was replaced and a resume: 0.050 by one, 0.500 by the other."""
+    ids = {"held_out": "a" * 64, "scorer": "b" * 64, "pass_rule": "c" * 64}
+    before = [Evaluation(0, 0.05, 200, **ids), Evaluation(10, 0.05, 200, **ids)]
+    assert verdict(steps(), [*before, Evaluation(20, 0.5, 200, **ids)]).outcome is Outcome.LEARNED
+    found = verdict(steps(), [*before, Evaluation(20, 0.5, 200, **{**ids, **changed})])
+    assert (found.outcome, len(found.reasons)) == (Outcome.UNKNOWN, 1)
+    assert words in found.reasons[0] and "0.5" not in found.reasons[0] and "+" not in found.reasons[0]
+
+
+def test_rewards_of_two_rewards_are_not_compared_either() -> None:
+    """The new reward gives a tenth of the former one for the same answers."""
+    ids = {"held_out": "a" * 64, "scorer": "b" * 64}
+    other = {**ids, "scorer": "c" * 64}
+    ran = [*steps(20, reward_local=0.9), *({**step, "step": 20 + step["step"]} for step in steps(20, reward_local=0.09))]
+    same = [Evaluation(version, 0.5, 200, **ids) for version in (0, 20, 40)]
+    assert verdict(ran, same).outcome is Outcome.FAILED
+    found = verdict(ran, [*same[:2], Evaluation(40, 0.05, 200, **other)])
+    assert (found.outcome, len(found.reasons)) == (Outcome.UNKNOWN, 1)
+
+
+@pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"reward_local": 0.01}, "reward of local groups fell"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shared.config import NodeConfig, TaskSpec
+from shared.config import NodeConfig, TaskSpec, scorers_id
 from shared.contracts.messages import Task
 from shared.tasks import held_out_tasks
 from shared.tasks.held_out import held_out_id
@@ -35,7 +35,7 @@ def asked(
 
 def record_of(chosen: NodeConfig, n: int) -> RecordedSet:
     tasks = held_out_tasks(chosen.tasks, n, draw=chosen.eval.draw)
-    return RecordedSet(len(tasks), held_out_id(tasks, chosen.tasks), changed=False)
+    return RecordedSet(len(tasks), held_out_id(tasks), changed=False)
 
 
 def test_what_a_dataset_prints_while_it_makes_tasks_is_kept_from_the_report(capfd: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_tasks_that_do_not_fit_the_model_are_left_out_as_the_node_leaves_them_ou
         return task.ref.dataset == "gcd"
 
     tasks = [task for task in held_out_tasks(chosen.tasks, 20) if fits(task)]
-    run = RecordedSet(len(tasks), held_out_id(tasks, chosen.tasks), changed=False)
+    run = RecordedSet(len(tasks), held_out_id(tasks), changed=False)
     found = eval_tasks(chosen, chosen.tasks, None, run, fits)
     assert (found.tasks, found.not_held_out) == (tasks, 0)
     with pytest.raises(CommandError, match="none of the 20 tasks leaves room for an answer"):
@@ -124,14 +124,39 @@ def test_the_set_on_record_is_read_of_a_nodes_folder_and_of_its_checkpoints(tmp_
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").touch()
     assert recorded_set(tmp_path) is None
-    lines: list[dict[str, Any]] = [{"policy_version": 0, "n": 60, "held_out": "a" * 64}, {"n": 10**30}, {"n": "many"}, {"n": None}]
+    first = {"policy_version": 0, "n": 60, "pass_rate": 0.1, "held_out": "a" * 64, "scorer": "c" * 64}
+    lines: list[dict[str, Any]] = [first, {"n": 10**30}, {"n": "many"}, {"n": None}, {**first, "n": 10**30}]
     write(tmp_path, lines)
-    assert recorded_set(tmp_path) == recorded_set(checkpoint) == RecordedSet(60, "a" * 64, changed=False)
-    write(tmp_path, [*lines, {"n": 70, "held_out": "b" * 64}])
-    assert recorded_set(tmp_path) == RecordedSet(70, "b" * 64, changed=True)
-    write(tmp_path, [{"policy_version": 0, "n": 60}])
-    assert recorded_set(tmp_path) == RecordedSet(60, None, changed=False)
+    assert recorded_set(tmp_path) == recorded_set(checkpoint) == RecordedSet(60, "a" * 64, changed=False, scorer="c" * 64)
+    write(tmp_path, [*lines, {**first, "n": 70, "held_out": "b" * 64}])
+    assert recorded_set(tmp_path) == RecordedSet(70, "b" * 64, changed=True, scorer="c" * 64)
+    write(tmp_path, [{"policy_version": 0, "n": 60, "pass_rate": 0.1, "held_out": "a" * 64}])
+    assert recorded_set(tmp_path) == RecordedSet(60, None, changed=False), "its id was of the questions and their verifiers"
     assert recorded_set(tmp_path / "no such model") is None
+
+
+def test_answers_without_a_known_reward_and_another_reward_are_no_other_questions(tmp_path: Path) -> None:
+    """6 of 10 answers had a known reward, then 4: the node held out 10 tasks all the time."""
+    (tmp_path / "checkpoints").mkdir()
+    chosen = config(10)
+    tasks = held_out_tasks(chosen.tasks, 10)
+    line = {"pass_rate": 0.5, "mean_reward": 0.5, "held_out": held_out_id(tasks), "scorer": "c" * 64}
+    write(tmp_path, [{**line, "policy_version": 0, "n": 6, "unknown": 4}, {**line, "policy_version": 5, "n": 4, "unknown": 6}])
+    recorded = recorded_set(tmp_path)
+    assert recorded is not None and (recorded.n, recorded.changed) == (10, False)
+    found = asked(chosen, None, recorded)
+    assert ([task.ref for task in found.tasks], found.not_held_out) == ([task.ref for task in tasks], 0)
+    assert "another reward" in found.note and "held-out set" not in found.note
+
+
+def test_a_nodes_rule_of_what_passes_is_taken_over_with_the_rewards_that_it_saw(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    chosen = config(10)
+    line = {"policy_version": 5, "n": 10, "mean_reward": 0.2, "reward_values": {"mine": [0.0, 0.5, 1.0]}}
+    write(tmp_path, [{**line, "held_out": held_out_id(held_out_tasks(chosen.tasks, 10)), "scorer": scorers_id(chosen.tasks)}])
+    assert asked(chosen, None, recorded_set(tmp_path)).values == {"mine": [0.0, 0.5, 1.0]}
+    write(tmp_path, [{**line, "scorer": "c" * 64}])
+    assert asked(chosen, None, recorded_set(tmp_path)).values == {}
 
 
 def write(folder: Path, lines: list[dict[str, Any]]) -> None:

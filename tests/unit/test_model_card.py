@@ -11,6 +11,7 @@ import pytest
 from services.trainer.checkpoint import TrainedModel
 from services.trainer.export import CARD, export_policy, model_card
 from shared.model.weights import trainable_tensors
+from shared.run_records import eval_report
 from tests.engines.tiny_models import random_policy, write_model_folder
 from tests.unit.test_export_architectures import trained
 
@@ -49,3 +50,14 @@ def test_a_base_of_the_hub_is_named_with_its_commit_and_a_run_without_evaluation
     assert card.startswith("---\nlibrary_name: peft\nbase_model: some/model\n")
     assert f"some/model at commit {'a' * 40}" in card
     assert "No held-out evaluation" in card
+
+
+def test_a_card_shows_no_base_score_by_another_reward_and_says_so() -> None:
+    model = TrainedModel(
+        model_path="some/model", dtype="bfloat16", lora_rank=0, lora_alpha=16.0, lora_dropout=0.0, lora_target_modules="all-linear"
+    )
+    one = {"n": 8, "pass_rate": 0.05, "held_out": "a" * 64, "scorer": "b" * 64}
+    lines = [{**one, "policy_version": 0}, {**one, "policy_version": 5, "pass_rate": 0.5, "scorer": "c" * 64}]
+    reports = [report for line in lines if (report := eval_report("alpha", line))]
+    card = model_card(model, 7, evaluations=reports, steps=[], origin="run, node alpha", dtype="float32", adapter=False)
+    assert "0.500" in card and "0.050" not in card and "another reward" in card

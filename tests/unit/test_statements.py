@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shared.config import TaskSpec
+from shared.config import TaskSpec, scorers_id
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord, TaskScore
@@ -121,17 +121,20 @@ def test_what_is_no_statement_is_none(payload: bytes) -> None:
         hear(payload, EvalReport, NOW)
 
 
-def test_the_id_of_a_held_out_set_follows_its_tasks_and_judges_and_not_their_order() -> None:
+def test_the_id_of_a_held_out_set_follows_its_tasks_and_not_their_order() -> None:
     def task(index: int, question: str = "q") -> Task:
         return Task(ref=TaskRef(dataset="gcd", seed=1, index=index), question=question, answer="1")
 
+    base = held_out_id([task(1), task(2)])
+    assert held_out_id([task(2), task(1)]) == base
+    assert len({base, *map(held_out_id, ([task(1)], [task(1), task(3)], [task(1), task(2, "other")]))}) == 4
+
+
+def test_the_id_of_the_scorers_follows_verifier_and_pass_and_no_weight() -> None:
     gcd = TaskSpec(dataset="gcd")
-    base = held_out_id([task(1), task(2)], [gcd])
-    assert held_out_id([task(2), task(1)], [gcd]) == base
-    assert held_out_id([task(2), task(1)], [TaskSpec(dataset="gcd", weight=3.0)]) == base
-    others = [([task(1)], gcd), ([task(1), task(3)], gcd), ([task(1), task(2, "other")], gcd)]
-    others.append(([task(1), task(2)], TaskSpec(dataset="gcd", verifier="exact")))
-    assert len({base, *(held_out_id(tasks, [spec]) for tasks, spec in others)}) == 5
+    assert scorers_id([TaskSpec(dataset="gcd", weight=3.0)]) == scorers_id([gcd])
+    others = [TaskSpec(dataset="gcd", verifier="exact"), TaskSpec(dataset="gcd", pass_at=0.5), TaskSpec(dataset="lcm")]
+    assert len({scorers_id([gcd]), *(scorers_id([spec]) for spec in others)}) == 4
 
 
 def log_of(*payloads: bytes) -> EvaluationLog:

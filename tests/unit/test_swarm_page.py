@@ -9,6 +9,7 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
@@ -147,6 +148,19 @@ def test_scores_are_ranked_by_gain_among_those_who_were_asked_the_same() -> None
     assert [row.trusted for row in rows] == [True] * 4 + [False]
 
 
+def test_a_base_score_by_another_reward_or_rule_is_none() -> None:
+    def scored(version: int, rate: float | None, scorer: str = "c" * 64, rule: str | None = "d" * 64) -> Heard[EvalReport]:
+        said = msgspec.structs.replace(report("alpha", version, 0.2), pass_rate=rate, scorer=scorer, pass_rule=rule)
+        return Heard(said, SignatureStatus.SIGNED, "Ualpha", "s")
+
+    assert leaderboard([scored(0, 0.1), scored(4, 0.5)])[0].gain == pytest.approx(0.4)
+    before, newest = leaderboard([scored(0, 0.1), scored(4, 0.5, scorer="e" * 64)])
+    assert (newest.base, newest.curve, before.base, before.newest) == (None, ((4, 0.5),), 0.1, 0.1)
+    assert leaderboard([scored(0, 0.1), scored(4, 0.5, rule="e" * 64)])[0].base is None
+    by_reward = leaderboard([scored(0, 0.45), scored(4, None, rule=None)])[0]
+    assert (by_reward.base, by_reward.newest, by_reward.by_reward) == (0.2, 0.2, True)
+
+
 def test_a_report_said_again_changes_nothing_and_a_new_training_forgets_the_last() -> None:
     first, second = signed("alpha", 0, 0.1), signed("alpha", 5, 0.5)
     (row,) = leaderboard([first, second, first])
@@ -160,7 +174,7 @@ def test_a_key_has_rows_for_its_newest_sets_only_however_many_it_names() -> None
     made_up = [signed("eve", 100 + place, 1.0, held_out=f"{place:064}") for place in range(250)]
     rows = leaderboard([*made_up, signed("alpha", 0, 0.1), signed("beta", 0, 0.1)])
     assert sum(row.node == "eve" for row in rows) == SETS_A_KEY
-    assert {row.held_out for row in rows if row.node == "eve"} == {f"{248:064}", f"{249:064}"}, "the newest"
+    assert {row.of_set[0] for row in rows if row.node == "eve"} == {f"{248:064}", f"{249:064}"}, "the newest"
     assert {"alpha", "beta"} <= {row.node for row in rows}
 
 
@@ -177,7 +191,7 @@ def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tm
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"policy_ver')
     found = {"alpha": recorded_evaluations(tmp_path)}
     for held_out, rate in (("a" * 64, 0.125), ("b" * 64, 0.9)):
-        base = base_of(found["alpha"], (held_out, 8))
+        base = base_of(found["alpha"], Evaluation.of(report("alpha", 4, 0.5, held_out=held_out)))
         assert base is not None and base.pass_rate == rate
     assert recorded_evaluations(tmp_path / "beta") == ()
     for heard, mine in (([signed("alpha", 4, 0.5)], {}), ([], own(report("alpha", 4, 0.5)))):
@@ -188,7 +202,7 @@ def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tm
     assert leaderboard([signed("alpha", 0, 0.2), signed("alpha", 4, 0.5)], recorded=found)[0].base == 0.2
     with (tmp_path / "eval.jsonl").open("a") as file:
         file.write("\n" + json.dumps(eval_line(report("alpha", 0, 0.25))) + "\n")
-    again = base_of(recorded_evaluations(tmp_path), ("a" * 64, 8))
+    again = base_of(recorded_evaluations(tmp_path), Evaluation.of(report("alpha", 4, 0.5)))
     assert again is not None and again.pass_rate == 0.25
 
 

@@ -8,6 +8,7 @@ and reward, because what is asked here is what it does with its bucket and its f
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,13 +17,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgpack
+import msgspec
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from services.generator.engines.base import Sample
-from services.generator.evaluation import Evaluator, _Answers
+from services.generator.evaluation import Evaluator, _Answers, eval_line
 from services.generator.figures import Figures as GeneratorFigures
 from services.generator.ledger import DrawLedger
 from services.trainer.step_publisher import Publisher
@@ -101,6 +103,20 @@ async def test_a_turn_that_nobody_can_read_is_taken_anew(config: NodeConfig, old
     assert entry is not None and decode(entry.value, EvalTurn) == EvalTurn(policy_version=6, replica="alpha-0")
 
 
+@pytest.mark.parametrize(("scorer", "base"), [("b" * 64, 0.25), ("c" * 64, None), (None, None)])
+async def test_the_base_score_of_alerts_is_by_the_newest_reports_scorers(
+    config: NodeConfig, scorer: str | None, base: float | None
+) -> None:
+    config.node.run_dir.mkdir(parents=True, exist_ok=True)
+    line = eval_line(msgspec.structs.replace(a_report(0), pass_rate=0.25, held_out="a" * 64, scorer="b" * 64))
+    (config.node.run_dir / "eval.jsonl").write_text(json.dumps(line) + "\n")
+    evaluator = an_evaluator(config, await node(), None)
+    evaluator._show(msgspec.structs.replace(a_report(0), pass_rate=0.25, held_out="a" * 64, scorer="b" * 64))
+    assert evaluator._figures._base_pass_ratio._value == 0.25
+    evaluator._show(msgspec.structs.replace(a_report(4), pass_rate=0.5, held_out="a" * 64, scorer=scorer))
+    assert evaluator._figures._base_pass_ratio._value == base
+
+
 @pytest.mark.parametrize("older", [msgpack.packb({"schema": 1}), b"\xff\xff", b""])
 async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, older: bytes) -> None:
     transport = await node()
@@ -163,7 +179,7 @@ async def test_an_evaluation_without_any_known_reward_has_a_line_and_its_policys
     unscored, scored = read_jsonl(config.node.run_dir / "eval.jsonl")
     assert (unscored["n"], unscored["unknown"], unscored["pass_rate"], unscored["mean_reward"]) == (0, 1, None, None)
     assert (scored["policy_version"], scored["n"], scored["unknown"], scored["pass_rate"]) == (0, 1, 0, 1.0)
-    assert evaluator._written_pass_ratio_of_base() == 1.0
+    assert evaluator._figures._base_pass_ratio._value == 1.0
 
 
 @pytest.mark.slow
@@ -201,7 +217,7 @@ async def test_a_torn_line_of_evaluations_costs_that_line_alone(config: NodeConf
     for version in (2, 4, 4):
         evaluator._write(a_report(version))
     assert [line["policy_version"] for line in read_jsonl(file)] == [0, 2, 4]
-    assert evaluator._written_pass_ratio_of_base() == 0.0
+    assert evaluator._pass_ratio_of_base(a_report(4)) == 0.0
 
 
 async def test_an_evaluation_that_a_full_disk_refuses_leaves_no_torn_line_and_is_written_with_the_next(config: NodeConfig) -> None:

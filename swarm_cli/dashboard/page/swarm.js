@@ -77,18 +77,21 @@ function leaderboardSection(told) {
   if (!rows.length) return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: told.state === "ended" ? "No held-out score is on record." : "No held-out score was received yet. Each node first evaluates its base policy, and then a version every now and then." }));
   const sets = new Map();
   for (const row of rows) {
-    const key = row.trusted ? `${row.set} ${row.n}` : "untrusted";
+    const key = row.trusted ? `${row.set} ${row.scorer} ${row.n}` : "untrusted";
     sets.set(key, [...(sets.get(key) || []), row]);
   }
   const tables = [...sets].map(([key, same]) => leaderboardTable(key === "untrusted" ? null : same[0], same));
-  return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Gain in held-out pass rate over the base policy; in mean reward where no pass is defined. Only scores on the same held-out set can be compared. Nodes evaluate themselves and sign their reports." }), ...tables, leftOut(told.rows_left_out, "row"));
+  return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Gain in held-out pass rate over the base policy; in mean reward where no pass is defined. Only scores on the same held-out set, by the same scorers, can be compared. Nodes evaluate themselves and sign their reports." }), ...tables, leftOut(told.rows_left_out, "row"));
 }
 
 /** Of how many answers a score is, where the reward of some is unknown. */
 const ofAnswers = ({ n, unknown }) => `${count(n - unknown)} of ${many(n, "held-out answer")}; ${count(unknown)} ${unknown === 1 ? "has" : "have"} no known reward`;
 
+/** By which scorers, since only scores of the same ones can be compared. */
+const scoredBy = ({ scorer }) => (scorer ? `, scorers ${scorer}` : "");
+
 function leaderboardTable(set, rows) {
-  const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}${rows.some((row) => row.by_reward) ? `, mean reward (${NO_PASS})` : ""}` : "Not ranked: nothing proves which node wrote these";
+  const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}${scoredBy(set)}${rows.some((row) => row.by_reward) ? `, mean reward (${NO_PASS})` : ""}` : "Not ranked: nothing proves which node wrote these";
   const head = ["rank", "node", "gain", "newest", "base", "version", "curve", "signature"];
   const lines = rows.map((row, index) => stacked(head,
     el("td", { text: set ? String(index + 1) : "–" }),
@@ -212,7 +215,7 @@ async function showNode(node, key) {
   return [
     trail([node]),
     el("h1", {}, name(node)),
-    row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.unknown ? el("span", { text: ofAnswers(row) }) : null, row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
+    row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}${scoredBy(row)}` }), row.unknown ? el("span", { text: ofAnswers(row) }) : null, row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
     section("curves", row?.by_reward ? "Held-out mean reward by task" : "Held-out pass rate by task", row?.by_reward ? el("p", { class: "hint", text: `Mean reward: ${NO_PASS} in [[tasks]] for a pass rate.` }) : null, curves.length ? chart(`Held-out ${row?.by_reward ? "mean reward" : "pass rate"} of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
     section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), rewards.length && told.steps[0][0] > 1 ? el("p", { class: "hint", text: earlier(told.steps[0][0]) }) : null, stepForm(node)),
     section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state))) : el("p", { class: "hint", text: "No group was read yet." })),
