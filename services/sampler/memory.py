@@ -14,7 +14,7 @@ replayed group was consumed with its first batch and is not counted again.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +39,9 @@ positions in a batch stays small.
 """
 
 
-DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advantage", "aged", "lost", "too_large", "unreadable"]
+DropReason = Literal[
+    "failed", "stale", "duplicate", "overflow", "without_advantage", "aged", "lost", "too_large", "unreadable", "other_scorer"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,8 @@ class SamplerMemory:
         self.drops: Counter[tuple[Origin, DropReason]] = Counter()
         """Groups dropped since the counter was last cleared, for logs and metrics."""
         self._heard: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._scorers: dict[str, str] = {}
+        """The scorer of each source's newest group."""
         self.cursor = _unneeded_seq(self._known)
         """Position of the last message that was taken in or is not needed."""
 
@@ -136,7 +140,11 @@ class SamplerMemory:
             return
         if scored.origin == "local" and scored.rewards and seq > self._known.scored_seq:
             self.own = observed(self.own, task_source(scored.group.task.ref), scored.rewards, scored.passed)
-        self._admit(pool_entry(seq, scored))
+        entry = pool_entry(seq, scored)
+        if entry.scorer and self._scorers.get(entry.source) != entry.scorer:
+            self._scorers[entry.source] = entry.scorer
+            self.keep_scored_by((entry.scorer,), entry.source)
+        self._admit(entry)
 
     def skip_to(self, first_seq: int) -> None:
         """Positions before `first_seq` no longer exist in the stream; those that are not settled
@@ -164,6 +172,16 @@ class SamplerMemory:
             if entry is not None:
                 self._drop(entry.origin, reason)
         self.replayable.forget(seq)
+
+    def keep_scored_by(self, scorers: Collection[str], source: str | None = None) -> int:
+        """Drop the waiting groups, of one source or of all, that other scorers have scored, since
+        one batch cannot compare rewards of two. Returns how many.
+        """
+        waiting = [entry for pool in (self.local, self.external, self.replayable) for entry in pool]
+        others = [each for each in waiting if each.scorer and each.scorer not in scorers and source in (None, each.source)]
+        for entry in others:
+            self.lose(entry.seq, "other_scorer")
+        return len(others)
 
     def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], sharing: SharingState | None = None) -> SamplerState:
         """Remove a batch's groups and those that have become too old. Returns the state that is

@@ -52,6 +52,8 @@ class PoolEntry:
     token_count: int
     established: bool = True
     """Whether the sender had earned a whole share when the group was accepted."""
+    scorer: str | None = None
+    """The scorer that gave its rewards; None: not known."""
 
     def age_s(self, now: float) -> float:
         """Seconds since it was sampled, but at least since it arrived, whatever its sender
@@ -91,6 +93,7 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         completions=len(group.completions),
         token_count=sum(completion.token_count for completion in group.completions),
         established=scored.established,
+        scorer=scored.scorer,
     )
 
 

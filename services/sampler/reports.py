@@ -31,8 +31,8 @@ _LAG_STEPS = (0.0, *buckets_from(1.0, 1024.0, whole=True))
 _AGE_S = buckets_from(1.0, 24 * 3600.0)
 _ORIGINS: tuple[Origin, ...] = ("local", "external")
 _DROPS: dict[Origin, tuple[DropReason, ...]] = {
-    "local": ("failed", "stale", "duplicate", "overflow", "lost", "too_large", "unreadable"),
-    "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost", "too_large"),
+    "local": ("failed", "stale", "duplicate", "overflow", "lost", "too_large", "unreadable", "other_scorer"),
+    "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost", "too_large", "other_scorer"),
 }
 """The drop reasons of each origin. Groups that cannot be decoded, or that left the stream unread,
 count as local.

@@ -65,6 +65,7 @@ class SamplerService:
             raise FatalError(str(error)) from None
         self._limits = limits_of(config.sampler)
         self._settings, self._node, self._seed = config.sampler, config.node.id, config.node.seed
+        self._scorers = {spec.scorer_id for spec in config.tasks}
         self._clock = clock
         self._moves = moves(config.sampler)
 
@@ -127,6 +128,14 @@ class SamplerService:
         memory = SamplerMemory(self._limits, self._strategy.keeps, state, number)
         memory.skip_to(first_held)
         log_unreadable(self._context.log, await self._scored.read_to(last_used, memory, _REPLAY_TIMEOUT_S))
+        if self._scorers and (others := memory.keep_scored_by(self._scorers)):
+            self._context.log.warning(
+                "scorer_changed",
+                batch=number,
+                dropped=others,
+                reason="a verifier, its package or pass_at is not that of these waiting groups",
+                consequence="they are dropped; batches that are in the log already are trained on",
+            )
         self._context.log.info(
             "logs_read",
             next_batch=number,

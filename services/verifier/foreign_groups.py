@@ -400,6 +400,7 @@ class ForeignStore:
             public_key=candidate.public_key,
             swarm_seq=candidate.seq,
             swarm_stored_at=candidate.stored_at_s,
+            scorer=self._rewards.rules.scorer(group.task.ref),
         )
         large, rollout_id = size_bytes > SMALL_BYTES, rollout_id_of(candidate.group_id)
         payload = await asyncio.to_thread(encode, scored) if large else encode(scored)

@@ -145,9 +145,11 @@ class LocalScorer:
             await delivery.ack()
             return
         group, rewards, passed = self._rewards.scored(group, result)
-        unknown = unknown_of(result.marks)
+        unknown, scorer = unknown_of(result.marks), self._rewards.rules.scorer(group.task.ref)
         failure = None if rewards else f"no answer has a reward ({', '.join(unknown)}): {result.detail}"[:500]
-        scored = self._scored.scored(group, group_id, rewards, result.seconds, failure, passed=passed, unknown=unknown)
+        scored = self._scored.scored(
+            group, group_id, rewards, result.seconds, failure, passed=passed, unknown=unknown, scorer=scorer
+        )
         stored = await self._scored.store(delivery.message, scored)
         if not stored.duplicate:
             self._figures.scoring.scored("local", group.task.ref.dataset, result)
@@ -219,6 +221,7 @@ class LocalOutcomes:
         *,
         passed: list[bool] | None = None,
         unknown: Mapping[str, int] = MappingProxyType({}),
+        scorer: str | None = None,
     ) -> ScoredGroup:
         """The message with a group and its rewards, or with the reason why it has none."""
         return ScoredGroup(
@@ -232,6 +235,7 @@ class LocalOutcomes:
             passed=passed,
             unknown=dict(unknown),
             failure=failure,
+            scorer=scorer,
         )
 
 

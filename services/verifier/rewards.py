@@ -14,7 +14,7 @@ import msgspec
 
 from services.verifier.figures import Figures
 from shared.atomic_files import replace_text
-from shared.config import NodeConfig
+from shared.config import NodeConfig, scorers_id
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, RewardValues
@@ -47,6 +47,7 @@ class RewardKnowledge:
     def __init__(self, config: NodeConfig, node: Transport, figures: Figures, log: Log) -> None:
         self.rules = PassRules(config.tasks)
         self._config, self._node, self._figures, self._log = config, node, figures, log
+        self._scorer = scorers_id(config.tasks)
         self._bucket = subjects.node_bucket(config.node.id)
         self._file = unknown_file(config.node.run_dir, config.node.replica)
         self._unknown: dict[str, Counter[str]] = {}
@@ -144,13 +145,22 @@ class RewardKnowledge:
         """Merge with what the node's other verifiers and its evaluations have seen."""
         try:
             entry = await self._node.kv.get(self._bucket, subjects.REWARD_VALUES_KEY)
-            if entry is not None:
-                self.rules.merge(decode(entry.value, RewardValues).sources)
+            if entry is not None and (shared := decode(entry.value, RewardValues)).scorer in (None, self._scorer):
+                self.rules.merge(shared.sources)
+            elif entry is not None:
+                self._unsaved = True
+                if self._is_news("", "scorer_changed"):
+                    self._log.warning(
+                        "scorer_changed",
+                        reason="a verifier, its package or pass_at is not that of this node's former groups",
+                        consequence="its rewards are learnt anew; waiting groups with former rewards are dropped",
+                        remedy="compare rewards and held-out scores only since now",
+                    )
             evaluated = await self._node.kv.get(self._bucket, subjects.EVAL_KEY)
-            if evaluated is not None:
-                self._unsaved = self.rules.merge(decode(evaluated.value, EvalReport).reward_values) or self._unsaved
-            if self._unsaved and self.rules.values:
-                mine = encode(RewardValues(sources=self.rules.values))
+            if evaluated is not None and (report := decode(evaluated.value, EvalReport)).scorer in (None, self._scorer):
+                self._unsaved = self.rules.merge(report.reward_values) or self._unsaved
+            if self._unsaved:
+                mine = encode(RewardValues(sources=self.rules.values, scorer=self._scorer))
                 revision = entry.revision if entry else 0
                 await self._node.kv.update(self._bucket, subjects.REWARD_VALUES_KEY, mine, last_revision=revision)
             self._unsaved = False

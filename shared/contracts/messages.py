@@ -179,6 +179,8 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     """
     swarm_seq: Count = 0
     swarm_stored_at: UnixTime = 0.0
+    scorer: Sha256 | None = None
+    """The scorer that gave the rewards (`TaskSpec.scorer_id`)."""
 
 
 class BatchItem(Message, frozen=True, kw_only=True):

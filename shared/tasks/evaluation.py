@@ -61,6 +61,11 @@ class PassRules:
                 return None
         return found
 
+    def scorer(self, ref: TaskRef) -> str | None:
+        """Identify the scorer of a task's source; None for a task that no source has."""
+        spec = self._choice.spec_for(ref)
+        return None if spec is None else spec.scorer_id
+
     def is_defined(self, ref: TaskRef) -> bool:
         return self._threshold(ref) is not None or self._source(ref) in self._told
 

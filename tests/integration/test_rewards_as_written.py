@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from shared.config import NodeConfig
+from shared.config.sections import _scorer_id
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import RewardValues
@@ -193,6 +194,29 @@ async def test_foreign_groups_wait_until_a_pass_is_defined_and_nobody_is_blamed(
         await until(lambda: queue_is_empty(again.node, "alpha"))
         *_, newest = await scored(again.node, "alpha")
         assert newest.passed is None, "a restart does not bring the pass back"
+
+
+async def test_a_reward_that_was_edited_under_its_name_forgets_the_rewards_of_the_former(
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three rewards there was no pass; the new reward has two."""
+    url, right = nats_server().url, task().answer
+    config = node(tmp_path, url)
+    found: list[ScoredGroup] = []
+    written(tmp_path, monkeypatch, PENALTY)
+    with capture_logs() as logs:
+        for draw, code in enumerate((PENALTY, NEGATIVE)):
+            (tmp_path / "my_package_module.py").write_text(code)
+            _scorer_id.cache_clear()
+            async with verifier(config) as running:
+                await generate(running.node, group("alpha", draw, [f"{right} it is", "no", f"{right}"], task=task()))
+                await until(lambda: queue_is_empty(running.node, "alpha"))
+                *_, newest = await scored(running.node, "alpha")
+                found.append(newest)
+    before, after = found
+    assert before.passed is None and after.passed == [False, False, True]
+    assert before.scorer != after.scorer and None not in (before.scorer, after.scorer)
+    assert len([line for line in logs if line["event"] == "scorer_changed"]) == 1
 
 
 @pytest.mark.slow

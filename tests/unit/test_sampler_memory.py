@@ -4,6 +4,8 @@ too.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, state_for_new_stream
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.contracts.sampler_state import SamplerState
@@ -46,6 +48,20 @@ def test_a_used_group_is_still_known_after_a_restart() -> None:
     made.read()
     assert len(made.memory.local) == 0
     assert DUPLICATE_POSITIONS > 1000
+
+
+def test_waiting_groups_are_dropped_and_counted_when_their_source_gets_another_scorer() -> None:
+    one, other = "a" * 64, "b" * 64
+    known = memory()
+    for seq, (origin, scorer) in enumerate([("local", one), ("external", one), ("local", None), ("local", one)], 1):
+        dataset = "gcd" if seq == 4 else "chain_sum"
+        known.observe(seq, replace(scored_group(seq, node=f"n{seq}", origin=origin, dataset=dataset), scorer=scorer))
+    assert (len(known.local), len(known.external)) == (3, 1)
+    known.observe(5, replace(scored_group(5), scorer=other))
+    assert [entry.seq for entry in known.local] == [3, 4, 5] and len(known.external) == 0, "what is not known, and another source's"
+    assert known.drops == {("local", "other_scorer"): 1, ("external", "other_scorer"): 1} and known.dropped_local == 1
+    assert known.keep_scored_by({one}) == 1 and [entry.seq for entry in known.local] == [3, 4]
+    assert known.keep_scored_by({one}) == 0 and known.dropped_local == 2
 
 
 def test_a_group_in_the_pool_is_known_however_long_ago_it_came() -> None:
