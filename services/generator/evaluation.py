@@ -287,12 +287,12 @@ class Evaluator:
         remedy = f"free space at {self._file.parent}; the lines are kept and written with the next one"
         with self._context.writes.trying("evaluation", remedy):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            written = {_of_line(each) for each in read_jsonl(self._file)}
+            written = {_line_identity(each) for each in read_jsonl(self._file)}
             with open_lines(self._file) as file:
                 while self._unwritten:
                     # A restart may have come between writing a line and announcing it. Where the
                     # rewards were unknown, the policy is evaluated again and may get its score.
-                    if _of_line(oldest := self._unwritten[0]) not in written:
+                    if _line_identity(oldest := self._unwritten[0]) not in written:
                         write_whole(file, json.dumps(oldest).encode() + b"\n")
                     self._unwritten.pop(0)
 
@@ -304,7 +304,7 @@ class Evaluator:
             self._samples.append(samples_line(self._tasks, answers, scored, policy_version=version, time_s=time_s))
 
 
-def _of_line(line: Mapping[str, Any]) -> tuple[Any, ...]:
+def _line_identity(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """The evaluation that a line is of, by which a second line of it is known."""
     return (line.get("policy_version"), bool(line.get("n")), line.get("held_out"), line.get("scorer"))
 

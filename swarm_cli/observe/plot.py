@@ -126,6 +126,7 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
 
 
 def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
+    """Draw one dataset's results by the measure of the newest, because a pass may have gone."""
     axis.set_title(f"Held-out: {_plain(title)}", fontsize=11)
     axis.set_xlabel("policy version")
     newest = [each[-1].per_task[name] for each in evaluations.values() if each and name in each[-1].per_task]
