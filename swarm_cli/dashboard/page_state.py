@@ -305,7 +305,7 @@ def _node(node: NodeState, names: FileNames, deaths: Mapping[str, Deceased], run
         kind, words = "silent", ""
         away = [*away, *(role for role in given_up if role not in away)]
     words = ", ".join(filter(None, [words, *(f"{role} {each.words}" for role, each in own.items())]))
-    trouble = "unanswered" if node.late else "still" if node.trouble else "dying" if own else ""
+    trouble = "unanswered" if node.late else "unscored" if node.none_scored else "still" if node.trouble else "dying" if own else ""
     return {
         "node": visible(node.node, 40),
         "kind": kind,

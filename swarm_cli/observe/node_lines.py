@@ -150,7 +150,7 @@ def findings(node: NodeState) -> list[str]:
     """List what a person should act on or know: first what keeps the node from its work. A process
     that is late with its word is shown where its role is.
     """
-    found = node.absent or ([node.stall.words] if node.stall else [])
+    found = node.absent or list(filter(None, [node.none_scored, node.stall.words if node.stall else ""]))
     if node.unwritten:
         found.append(node.unwritten)
     if node.none_taken:
@@ -158,7 +158,7 @@ def findings(node: NodeState) -> list[str]:
     if others := node.held_on():
         found.append(f"another machine holds this name: {visible(', '.join(others), 200)}")
     found += [f"no stream space: {name} is {ratio:.0%} full" for name, ratio in nearly_full(node)]
-    if unknown := sum(node.unknown_rewards.values()):
+    if (unknown := sum(node.unknown_rewards.values())) and node.none_scored not in found:
         found.append(f"{unknown:,} answers without a known reward")
     return found
 

@@ -414,7 +414,7 @@ class NodeState:
         others may stand still for it.
         """
         late = [f"{role} {self._unanswered(self.alive(role)[0])}" for role in self.late]
-        return [*late, *([self.stall.words] if self.stall else [])]
+        return [*late, *filter(None, [self.none_scored, self.stall.words if self.stall else ""])]
 
     def _unanswered(self, status: ServiceStatus) -> str:
         return f"not answering for {duration(self.at - status.updated_at)}"
@@ -505,6 +505,18 @@ class NodeState:
         return {cause: count for cause, count in counts.items() if count}
 
     @property
+    def none_scored(self) -> str:
+        """Why there is nothing of its own to train on, such as `no group scored: all 1,531 rewards
+        are unknown (raised)`; empty if its verifiers have scored a local group since they started,
+        no reward is unknown, or the node has taken all its steps.
+        """
+        scored, unknown = FigureFamily.SCORED.of("local"), self.unknown_rewards
+        if self.finished or not unknown or self.newest("verifier", scored) is None or self.total("verifier", scored):
+            return ""
+        since = " since the verifier started" if self.step else ""
+        return f"no group scored{since}: all {sum(unknown.values()):,} rewards are unknown ({', '.join(unknown)})"
+
+    @property
     def reward_notes(self) -> list[str]:
         """Sentences about unknown rewards, about sources without a pass, and about a base policy
         that the newest score cannot be compared with.
@@ -578,7 +590,7 @@ class NodeState:
             if self._ending or (in_order and len(missing) == len(ROLES)):
                 return "stopped"
             return "silent" if self.gone else "starting"
-        return "running" if self.step > 0 or self.stall is not None else "starting"
+        return "running" if self.step > 0 or self.stall is not None or self.none_scored else "starting"
 
     @property
     def health(self) -> Health:
@@ -593,7 +605,7 @@ class NodeState:
             return "warn" if self.doubt else "rest"
         if self.missing or self.late or self.unwritten:
             return "warn"
-        return "bad" if self.stall is not None else "good"
+        return "bad" if self.stall is not None else "warn" if self.none_scored else "good"
 
     @property
     def doubt(self) -> str:

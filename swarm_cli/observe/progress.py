@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,13 +33,25 @@ from swarm_cli.runs import goes_on, running_since
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Target, where_runs_are
 
-HEADER = (
-    f"{'time':>7}  {'node':<9}{'step':>6}{'steps/min':>10}{'reward':>7}{'held-out':>9}{'(base)':>7}"
-    f"{'made':>6}{'shared':>7}{'taken':>6}{'refused':>8}{'stale':>6}  state"
-)
-SUMMARY_HEADER = (
-    f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}{'made':>6}{'shared':>7}{'taken':>6}{'refused':>8}"
-)
+_GROUPS = {"made": 6, "shared": 7, "taken": 6, "refused": 8}
+_ROW = {"step": 6, "steps/min": 10, "reward": 7, "held-out": 9, "(base)": 7, **_GROUPS, "stale": 6}
+_SUMMARY = {"steps": 6, "held-out": 10, "base": 8, "gain": 8, "tasks": 7, **_GROUPS}
+"""Names of the columns after that of the node, with their widths."""
+
+
+def _columns(widths: Mapping[str, int], cells: Iterable[str]) -> str:
+    """Cells side by side, each aligned to the right, and never without a space before it: one as
+    wide as its column or wider takes room from the next.
+    """
+    line, end = "", 0
+    for width, cell in zip(widths.values(), cells, strict=True):
+        end += width
+        line += " " + cell.rjust(end - len(line) - 1)
+    return line
+
+
+HEADER = f"{'time':>7}  {'node':<9}{_columns(_ROW, _ROW)}  state"
+SUMMARY_HEADER = f"{'node':<9}{_columns(_SUMMARY, _SUMMARY)}"
 LEGEND = (
     "reward: mean over the newest step's local groups; held-out: pass rate on tasks never trained on\n"
     "(r: mean reward, as no pass is defined), (base): that of the base policy; made, shared, taken,\n"
@@ -62,12 +74,11 @@ def row_lines(node: NodeState, elapsed_s: float, since: float = 0.0, newest: Map
         newest: The record of the newest step since; the row is of that step.
     """
     newest = newest or {"step": node.step}
-    figures = (
-        f"{_clock(elapsed_s):>7}  {visible(node.node):<9}{newest['step']:>6}{_number(node.seen_rate, 10, 1)}"
-        f"{_number(newest.get('reward_local'), 7, 3)}"
-        f"{_newest(node):>9}{node.comparison.base or '–'!s:>7}"
-        f"{_groups(node, since)}{_number(newest.get('staleness_mean'), 6, 2)}"
-    )
+    cells = (
+        str(newest["step"]), _number(node.seen_rate, ".1f"), _number(newest.get("reward_local"), ".3f"), _newest(node),
+        str(node.comparison.base or "–"), *_groups(node, since), _number(newest.get("staleness_mean"), ".2f"),
+    )  # fmt: skip
+    figures = f"{_clock(elapsed_s):>7}  {visible(node.node):<9}{_columns(_ROW, cells)}"
     words = visible("; ".join(filter(None, (node.words, _refused(node, since)))), STATE_CHARACTERS)
     line = f"{figures}  {words}"
     return [line] if len(line) <= LINE_CHARACTERS else [figures, f"{'':>9}{words}"]
@@ -98,10 +109,10 @@ def summary(nodes: Sequence[NodeState], since: float = 0.0, *, went_on: bool = F
     for node in nodes:
         newest, compared = node.newest_score, node.comparison
         tasks = "0" if newest is None else f"{newest.n} of {newest.n + newest.unknown}" if newest.unknown else str(newest.n)
-        lines.append(
-            f"{visible(node.node):<9}{node.step:>6}{_newest(node):>10}{compared.base or '–'!s:>8}"
-            f"{_number(compared.gain, 8, 3, sign=True)} {tasks:>6}{_groups(node, since)}"
-        )
+        cells = (
+            str(node.step), _newest(node), str(compared.base or "–"), _number(compared.gain, "+.3f"), tasks, *_groups(node, since),
+        )  # fmt: skip
+        lines.append(f"{visible(node.node):<9}{_columns(_SUMMARY, cells)}")
         if newest and newest.n and newest.pass_rate is None:
             lines.append(f"({NO_PASS_SHOWN})")
         if compared.why_no_base:
@@ -121,12 +132,11 @@ def _newest(node: NodeState) -> str:
     return "unknown" if node.unscored else str(node.newest_score or "–")
 
 
-def _groups(node: NodeState, since: float) -> str:
+def _groups(node: NodeState, since: float) -> list[str]:
     """Groups made, shared, taken in and refused."""
     made = node.total("generator", StatusFigure.GROUPS_GENERATED, since)
     verified = (StatusFigure.SHARED, StatusFigure.ACCEPTED, StatusFigure.REFUSED)
-    shared, taken, refused = (node.total("verifier", figure, since) for figure in verified)
-    return f"{made:>6.0f}{shared:>7.0f}{taken:>6.0f}{refused:>8.0f}"
+    return [f"{total:.0f}" for total in (made, *(node.total("verifier", figure, since) for figure in verified))]
 
 
 def _clock(seconds: float) -> str:
@@ -135,10 +145,8 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _number(value: float | None, width: int, digits: int, *, sign: bool = False) -> str:
-    if value is None:
-        return f"{'–':>{width}}"
-    return f"{value:>{'+' if sign else ''}{width}.{digits}f}"
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def progress(

@@ -118,6 +118,8 @@ def test_a_silent_process_of_a_run_on_this_machine_has_its_restart_and_its_log_n
                 assert banner.locator("p").nth(1).inner_text() == "alpha: verifier not answering for 14s"
                 page.evaluate(SHOWN, {**LATE, "nodes": LATE["nodes"][1:]})
                 page.get_by_role("heading", name="Running, but a node stands still").wait_for()
+                page.evaluate(SHOWN, {**LATE, "nodes": [{**LATE["nodes"][1], "trouble": "unscored"}]})  # type: ignore[dict-item]
+                page.get_by_role("heading", name="Running, but no group is scored").wait_for()
                 away = [{"process": "alpha-verifier", "log": ""}]
                 gone = {"node": "alpha", "kind": "silent", "trouble": "", "words": "no word from verifier for 60 s", "away": away}
                 page.evaluate(SHOWN, {**LATE, "state": "failed", "cluster": True, "nodes": [gone]})

@@ -11,6 +11,9 @@ from shared.contracts.control import EvalReport, LeaseRecord, PolicyPointer, Ser
 from shared.contracts.status_figures import EVALUATING_BASE, FIRST_GROUPS, STARTING, STOPPED
 from shared.roles import ROLES
 from shared.transport.base import KvEntry
+from swarm_cli.dashboard.page_state import swarm_object
+from swarm_cli.dashboard.recent_groups import RecentGroups
+from swarm_cli.observe.node_lines import findings
 from swarm_cli.observe.node_state import NodeState, StepRate, duration
 from swarm_cli.observe.progress import HEADER, evaluations_done, row_lines, steps_done, summary
 from swarm_cli.observe.remedies import unanswered
@@ -249,6 +252,47 @@ def test_a_node_that_begins_again_is_not_ending_because_its_processes_ended_a_mo
 def test_the_step_rate_of_a_trainer_that_takes_its_steps_again_is_not_negative() -> None:
     rate = StepRate()
     assert [rate.update(*each) for each in ((0.0, 50), (30.0, 70), (40.0, 55), (50.0, 60))] == [None, 40.0, None, 30.0]
+
+
+def all_unknown(step: int = 0, **verifier: float) -> NodeState:
+    """A node whose trainer waits for groups, with these figures of its verifier."""
+    states = {"generator": "generating", "trainer": FIRST_GROUPS}
+    figures = {"verifier": verifier, "generator": {"groups_generated": 1531.0}}
+    statuses = tuple(status(role, state=states.get(role, "working"), **figures.get(role, {})) for role in ROLES)
+    return view(step, statuses=statuses)
+
+
+def test_a_node_none_of_whose_rewards_is_known_is_not_starting_in_any_view() -> None:
+    unknown = all_unknown(scored_local=0.0, unknown_rewards_raised=1531.0, unknown_rewards_timeout=2.0)
+    words = "no group scored: all 1,533 rewards are unknown (raised, timeout)"
+    assert (unknown.kind, unknown.health, unknown.words, unknown.trouble) == ("running", "warn", words, [words])
+    assert findings(unknown) == [words], "the count of unknown rewards is not told twice"
+    assert words in row_lines(unknown, 65.0)[1]
+    swarm = SwarmState(NOW, (unknown,))
+    assert as_object(swarm)["nodes"]["alpha"]["trouble"] == [words]
+    told = swarm_object(swarm, [], RecentGroups())
+    (node,) = told["nodes"]
+    assert (told["state"], node["trouble"], node["words"]) == ("running", "unscored", words)
+    resumed = all_unknown(9, scored_local=0.0, unknown_rewards_raised=4.0)
+    assert (resumed.kind, resumed.health) == ("running", "warn") and "since the verifier started" in resumed.words
+
+
+def test_a_node_some_of_whose_rewards_are_known_is_starting_until_its_first_step() -> None:
+    some = all_unknown(scored_local=1.0, unknown_rewards_raised=1531.0)
+    assert (some.kind, some.health, some.none_scored) == ("starting", "good", "")
+    assert all_unknown(scored_local=0.0).kind == "starting", "nothing came to the verifier yet"
+    assert not all_unknown(unknown_rewards_raised=4.0).none_scored, "on record are no scored groups"
+
+
+def test_no_two_columns_of_a_row_or_of_the_summary_touch() -> None:
+    wide = (Evaluation(0, None, 16, mean_reward=-1234.5678), Evaluation(5, None, 16, mean_reward=-1234.5678))
+    node = replace(view(5, statuses=tuple(status(role) for role in ROLES)), scores=wide)
+    row, *_ = row_lines(node, 65.0)
+    assert row.split()[2:10] == ["5", "–", "–", "-1234.568r", "-1234.568r", "0", "0", "0"]
+    assert row[: HEADER.index("taken") + len("taken")].endswith(" 0"), "what is too wide takes room from its neighbours alone"
+    some = replace(node, scores=(Evaluation(0, 0.5, 1600), Evaluation(5, 0.5, 1000, unknown=600)))
+    assert summary([node])[1].split()[1:4] == ["5", "-1234.568r", "-1234.568r"]
+    assert summary([some])[1].split()[5:8] == ["1000", "of", "1600"]
 
 
 def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> None:

@@ -23,6 +23,7 @@ const STATES = {
 const TROUBLES = {
   unanswered: ["△", "Running, but a process does not answer", "It may only be late, as on a busy machine. It counts as gone when nothing is heard of it for 30 s."],
   dying: ["△", "Running, but a process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
+  unscored: ["△", "Running, but no group is scored", "Without a known reward there is nothing to train on. The verifier's log says why the rewards are unknown; `swarm config check` tries the verifier."],
   still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
 const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", emptied: "bad", failed: "bad", waiting: "warn" };
