@@ -24,8 +24,6 @@ from shared.config.sections import ModelSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.run_records import EVAL_FILE, eval_report, read_jsonl
-from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
-from shared.tasks.held_out import held_out_id
 from shared.text import visible
 from swarm_cli.asked_tasks import task_sources
 from swarm_cli.chosen_config import ConfigOption, load_chosen
@@ -36,6 +34,7 @@ from swarm_cli.model.commands import export_node
 from swarm_cli.observe.run_files import NO_PASS_SHOWN
 
 if TYPE_CHECKING:
+    from shared.tasks import HeldOut
     from shared.tasks.sandbox import JobResult
 
 TASKS_A_CALL = 32
@@ -304,6 +303,8 @@ def eval_tasks(
     Raises:
         CommandError: a source cannot be used, nothing is held out and `n` is None, or no task fits.
     """
+    from shared.tasks import HeldOut, check_specs
+
     with _task_errors():
         read = check_specs(sources)
         if recorded:
@@ -335,6 +336,9 @@ def _run_held_out(config: NodeConfig, sources: Sequence[TaskSpec], recorded: Rec
     configuration's sources, or those asked for, give it with `eval.tasks` or the recorded number.
     Its id is that of the tasks that fit. None: they do not, or the node did not always have it.
     """
+    from shared.tasks import HeldOut, TaskConfigError, check_specs
+    from shared.tasks.held_out import held_out_id
+
     if recorded.changed:
         return None
     for specs in (config.tasks, sources) if config.tasks != sources else (sources,):
@@ -367,6 +371,8 @@ def _note(beyond: int | None, asked: int, held: int, recorded: RecordedSet | Non
 
 
 def _tasks(specs: Sequence[TaskSpec], n: int, config: NodeConfig) -> list[Task]:
+    from shared.tasks import held_out_tasks
+
     return held_out_tasks(specs, n, draw=config.eval.draw)
 
 
@@ -375,6 +381,8 @@ def _task_errors() -> Iterator[None]:
     """Some datasets print while they derive a task (`bf` does). Standard output is for the
     report.
     """
+    from shared.tasks import TaskConfigError
+
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
