@@ -112,6 +112,7 @@ _ATOMS = frozenset({r"\infty", r"+\infty", r"-\infty", r"\emptyset", r"\mathbb{R
 _SETS = frozenset({"set", "union", "()", "[]", "(]", "[)", "one []"})
 _NUMBER_SETS = frozenset({r"\mathbb{R}", r"\mathbb{Z}", r"\mathbb{N}", r"\emptyset"})
 _JOINED = re.compile(r"[0-9.]+(?:\s*-\s*[0-9.]+)+|[0-9.]+(?:\s*/\s*[0-9.]+){2,}")
+_SIDES = re.compile(r"[0-9.]+(?:\s*\\times\s*[0-9.]+)+")
 _REPEATING = re.compile(r"([0-9]{0,9})\.([0-9]{0,9})\\(?:overline|bar)\s*\{?\s*([0-9]{1,6})\s*\}?")
 _SUM = re.compile(r"[+-]")
 _AMOUNT = re.compile(rf"([+-]?)\s*([{CURRENCY}])\s*")
@@ -289,6 +290,8 @@ def _leaf(text: str) -> Reading:
         return _in_base(plain, base[1], int(base[2] or base[3]))
     if (repeating := _REPEATING.fullmatch(plain)) is not None:
         plain = _repeated(*repeating.groups())
+    if mark and _SIDES.fullmatch(plain):
+        raise Unreadable("may be the sides of a rectangle or their product")
     if _JOINED.fullmatch(plain):
         raise Unreadable("may be a range, a date or a difference")
     number = read_number(plain)

@@ -34,7 +34,7 @@ _NUMBER = (
 )
 _CLOSING = r"[ *_$\\)\]}.]*"
 _END = rf"{_OPENING}{_NUMBER}{_CLOSING}"
-_UNIT = r"(?: (?:\\)?|\\(?:text|textrm|mathrm|mbox)\{ ?)([A-Za-z]+)"
+_UNIT = r"(?:[*_$]{0,2} (?:\\)?|\\(?:text|textrm|mathrm|mbox)\{ ?)([A-Za-z]+)"
 _CONCLUSION = r"\b(?:is|equals|(?:therefore|thus|hence|so),?|(?:it|that|answer|total|sum|result)['\u2019]s)(?![\w'])"
 _STATED = re.compile(rf"(?:^|[=:\n]|{_CONCLUSION}){_OPENING}{_NUMBER}(?:{_UNIT}{_CLOSING}|{_CLOSING})$", re.IGNORECASE)
 _WHOLE = re.compile(_END)
@@ -68,7 +68,9 @@ _UNSEEN = re.compile(rf"\0\w{{0,12}}(?: \w{{1,8}}){{0,3}}{_VERB}", re.IGNORECASE
 _NOT_ASSERTED = (_SIGN, _UNEQUAL, _TIMES, _RATIO, _WORD, _MULTIPLIED, _COMMAND, _UNSEEN)
 """Text immediately before a number that makes it something other than the stated answer."""
 _CLAUSE = re.compile(r"[.,!?]\s|[;:\n]|\b(?:but|so|then|thus|hence|therefore|because|since|instead)\b", re.IGNORECASE)
-_DENIAL = re.compile(r"\b(?:not|cannot|never|neither|nor|no longer)\b|n['\u2019]t\b", re.IGNORECASE)
+_DENIAL = re.compile(
+    r"\b(?:not|cannot|never|neither|nor|no longer|unless|wrong|false|incorrect|untrue|opposite)\b|n['\u2019]t\b", re.IGNORECASE
+)
 # `7 = ` and `43 is `, which contradict the number after them unless it is the same.
 _ANOTHER_NUMBER = re.compile(
     rf"(?:^|[\n;:!?,]|\. |\b(?:so|then|thus) )[ *_$]*{_NUMBER}[ *_$]*(?:=|\bis|\bequals)[ *_$]*$", re.IGNORECASE
