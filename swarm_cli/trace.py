@@ -42,7 +42,7 @@ from swarm_cli.rollouts.records import (
     read_refusals,
     record_folder,
 )
-from swarm_cli.rollouts.shown import why
+from swarm_cli.rollouts.shown import left_words, why
 from swarm_cli.target import Target, check_listening, looking_at
 
 SHORTEST_ID = 6
@@ -348,6 +348,7 @@ class Search:
         outcome = (
             f"rewards {rewards}{' ...' if len(scored.rewards) > 16 else ''}" if scored.rewards else f"failed: {scored.failure}"
         )
+        outcome = "; ".join(filter(None, (outcome, left_words(scored))))
         what = SCORED if scored.origin == "local" else TAKEN
         self.path.add(scored.scored_at, node, what, f"{outcome} (in {scored.score_seconds:.3f} s)")
 

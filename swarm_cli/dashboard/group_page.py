@@ -11,11 +11,11 @@ from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Batch, Completion
 from shared.contracts.wire import MessageError
 from shared.text import cut_text, visible
-from swarm_cli.dashboard.recent_groups import both_ends
+from swarm_cli.dashboard.recent_groups import LEFT_CHARACTERS, both_ends
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.judge import Choice, Judge
 from swarm_cli.rollouts.records import BatchedGroup, TrainedRecords, training_outcome
-from swarm_cli.rollouts.shown import as_object
+from swarm_cli.rollouts.shown import as_object, left_words
 
 COMPLETIONS_SHOWN = 32
 TEXT_CHARACTERS = 8_000
@@ -43,6 +43,7 @@ def step_object(node: str, batch: Batch, names: FileNames = UNNAMED) -> dict[str
                 "rewards": item.scored.rewards[:16],
                 "passed": None if item.scored.passed is None else item.scored.passed[:16],
                 "completions": len(group.completions),
+                "left": visible(left_words(item.scored), LEFT_CHARACTERS),
                 "policy_version": group.policy_version,
                 "at": batch.created_at,
             }
@@ -95,6 +96,7 @@ def group_object(
         "config": visible(group.task.ref.config, 400),
         "judged_by": judge.rules(item.scored),
         "completions": completions,
+        "left": visible(left_words(item.scored), LEFT_CHARACTERS),
         "completions_left_out": len(group.completions) - len(completions),
     }
 

@@ -13,8 +13,10 @@ from shared.contracts.codec import decode
 from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
+from shared.text import visible
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
 from swarm_cli.rollouts.records import RecordedBatches
+from swarm_cli.rollouts.shown import left_words
 
 GROUPS_A_NODE = 100
 """How many of the newest groups in a node's batches are kept for the list of texts."""
@@ -26,12 +28,13 @@ wide screen. Tasks of one dataset begin alike and differ at the end.
 """
 ANSWER_CHARACTERS = 120
 REWARDS_SHOWN = 16
+LEFT_CHARACTERS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class RecentGroup:
     """One line of the list of texts. `place`: position in the batch of `step`, from 0; `best`: the
-    beginning of the completion with the highest reward.
+    beginning of the completion with the highest reward; `left`: how many answers left the group.
     """
 
     taker: str
@@ -44,6 +47,7 @@ class RecentGroup:
     rewards: tuple[float, ...]
     passed: tuple[bool, ...] | None
     completions: int
+    left: str
     policy_version: int
     at: float
 
@@ -123,6 +127,7 @@ def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGro
         rewards=tuple(rewards[:REWARDS_SHOWN]),
         passed=None if scored.passed is None else tuple(scored.passed[:REWARDS_SHOWN]),
         completions=len(group.completions),
+        left=visible(left_words(scored), LEFT_CHARACTERS),
         policy_version=group.policy_version,
         at=batch.created_at,
     )

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.contracts.messages import Batch, BatchItem, Completion, Preference
+from shared.contracts.messages import Batch, BatchItem, Completion, Preference, ScoredGroup
 from shared.text import cut_text, visible
 from swarm_cli.console import count, indented, show_table
 from swarm_cli.errors import CommandError
@@ -60,6 +60,8 @@ def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View)
     for answer in answers:
         table.add_row(str(answer.place), Text("\n".join(f"{name}: {value}" for name, value in answer.facts)), Text(answer.text))
     show_table(table, console)
+    if left := left_words(item.scored):
+        console.print(Text(visible(left)))
 
 
 def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge: Judge) -> dict[str, Any]:
@@ -152,6 +154,16 @@ def _heading(found: BatchedGroup, judge: Judge) -> str:
         f"step {batch.number} · {whose} · {dataset} seed {ref.seed} index {ref.index} · "
         f"policy version {scored.group.policy_version} · {_lag(item)} · {why(batch, item)} · group {scored.group_id[:16]}"
     )
+
+
+def left_words(scored: ScoredGroup) -> str:
+    """Say how many answers left the group because their reward is unknown, and for which causes;
+    empty if none did. A group without any known reward keeps its answers.
+    """
+    if not scored.unknown or not scored.rewards:
+        return ""
+    causes = ", ".join(f"{cause} {answers:,}" for cause, answers in scored.unknown.items())
+    return f"{sum(scored.unknown.values()):,} more left the group: {causes}"
 
 
 def why(batch: Batch, item: BatchItem) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from services.trainer.records import trained_line
 from shared.contracts.messages import ScoredGroup
 from shared.run_records import TRAINED_FILE
@@ -32,7 +34,9 @@ def test_tokens_are_coloured_by_logprob_ratio_or_weight_and_what_has_no_part_is_
     browser: Any, server: NatsServer, tmp_path: Path
 ) -> None:
     answers = [("6", 1.0), ("6 is it, surely", 0.2), ("12 is what I would say, and not 6", 0.0)]
-    asked = group("alpha", "alpha", "Find the greatest common divisor of 12 and 18.", answers)
+    asked = structs.replace(
+        group("alpha", "alpha", "Find the greatest common divisor of 12 and 18.", answers), unknown={"raised": 3}
+    )
 
     async def write() -> None:
         swarm = await PageSwarm.open(server.url)
@@ -56,6 +60,7 @@ def test_tokens_are_coloured_by_logprob_ratio_or_weight_and_what_has_no_part_is_
             looker = Looker(browser, width, scheme)
             page = looker.open(f"{shown.url}#/group/alpha/1/0")
             tokens = page.locator("article").nth(1).locator(".token")
+            page.get_by_text("3 more left the group: raised 3").wait_for()
             page.get_by_role("radio", name="logprob").focus()
             for measure, marks in wanted.items():
                 assert page.get_by_role("group", name="Colour tokens by").get_by_role("radio", name=measure).is_checked()

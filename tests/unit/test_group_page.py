@@ -4,22 +4,29 @@ trainer made of them, and which text a token adds.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from msgspec.structs import replace
+from rich.console import Console
 
-from services.trainer.records import trained_line
+from services.trainer.records import batch_line, trained_line
 from shared.config import NodeConfig, load_config
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import Completion
-from shared.run_records import TRAINED_FILE
+from shared.run_records import BATCHES_FILE, TRAINED_FILE
 from shared.text import visible_json
 from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
+from swarm_cli.dashboard.page_state import swarm_object
+from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.rollouts.judge import Judge
-from swarm_cli.rollouts.records import TrainedRecords
+from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.rollouts.judge import Choice, Judge
+from swarm_cli.rollouts.records import BatchedGroup, TrainedRecords, training_outcome
+from swarm_cli.rollouts.shown import View, left_words, show
+from swarm_cli.trace import SCORED, Search
 from tests.integration.page_swarm import ROOT
-from tests.unit.page_batches import batch, item
+from tests.unit.page_batches import NOW, batch, item
 
 MODEL = ROOT / "models" / "base"
 JUDGE = Judge(load_config(DEMO_CONFIG))
@@ -36,6 +43,29 @@ def test_a_group_is_cut_and_what_acts_in_it_is_shown() -> None:
     assert shown is not None and shown["completions"][0]["text"] == r"\u202eevil\x00"
     many = step_object("alpha", batch(4, *(item("alpha", "beta", 1.0) for _ in range(130))))
     assert len(many["groups"]) == 128 and many["left_out"] == 2
+
+
+async def test_every_view_of_a_group_says_how_many_answers_left_it_and_why(tmp_path: Path) -> None:
+    made = batch(4, item("alpha", "alpha", 0.0))
+    scored = replace(made.items[0].scored, unknown={"raised": 2, "timeout": 1})
+    made = replace(made, items=[replace(made.items[0], scored=scored)])
+    left = "3 more left the group: raised 2, timeout 1"
+    recent = RecentGroups()
+    recent.take("alpha", made)
+    (line,) = swarm_object(SwarmState(NOW, ()), [], recent)["groups"]
+    found = group_object("alpha", made, 0, MODEL, *NO_RECORD)
+    assert found is not None
+    assert line["left"] == step_object("alpha", made)["groups"][0]["left"] == found["left"] == left
+    console = Console(width=200, file=io.StringIO(), record=True)
+    show(BatchedGroup(made, made.items[0]), training_outcome(NO_RECORD[0], 4, scored.group_id), Choice(), View(console, JUDGE, 80))
+    assert left in console.export_text()
+    (tmp_path / BATCHES_FILE).write_text(batch_line(made) + "\n")
+    search = Search(load_config(DEMO_CONFIG), scored.group_id, "one")
+    await search.recorded(tmp_path, "alpha")
+    (station,) = search.path.at(SCORED)
+    assert left in station.detail
+    assert left_words(replace(scored, unknown={})) == "", "nothing is said of a whole group"
+    assert left_words(replace(scored, rewards=[])) == "", "a group without any known reward keeps its answers"
 
 
 def test_a_group_says_what_the_trainer_made_of_each_answer(tmp_path: Path) -> None:

@@ -12,18 +12,19 @@ function groupLine(group, seen = null, stands = true) {
     el("p", { class: "facts" }, ...facts),
     el("p", {}, el("a", { class: "question", dir: "auto", href: route("group", group.taker, group.step, group.place), text: group.question || "(an empty question)" })),
     group.best ? el("p", { class: "best", dir: "auto" }, el("span", { class: "label", text: new Set(group.rewards).size > 1 || group.passed?.some(Boolean) ? "best answer " : "an answer " }), name(group.best)) : null,
-    rewardsLine(group.rewards, group.passed, group.completions));
+    rewardsLine(group.rewards, group.passed, group.completions, group.left));
 }
 
 const NO_PASS = "no pass defined: set pass_at";
 
-/** `passed`: whether each answer passes; null where no pass is defined, so that no answer is called right or wrong. */
-function rewardsLine(rewards, passed, completions) {
-  if (!passed) return el("p", { class: "rewards", text: `mean reward ${ratio(mean(rewards), 2)} of ${many(completions, "answer")} (${NO_PASS})` });
+/** `passed`: whether each answer passes; null where no pass is defined, so that no answer is called right or wrong. `left`: how many answers left the group, and why. */
+function rewardsLine(rewards, passed, completions, left) {
+  const gone = left ? `; ${left}` : "";
+  if (!passed) return el("p", { class: "rewards", text: `mean reward ${ratio(mean(rewards), 2)} of ${many(completions, "answer")} (${NO_PASS})${gone}` });
   const full = passed.filter(Boolean).length;
   const marks = rewards.map((reward, index) => (passed[index] ? "●" : reward > 0 ? "◐" : "○")).join("");
   const more = completions > rewards.length ? ` of ${count(completions)}` : "";
-  return el("p", { class: "rewards" }, el("span", { class: "marks", "aria-hidden": "true", text: marks }), ` ${full} right of ${rewards.length} shown${more}, mean reward ${ratio(mean(rewards), 2)}`);
+  return el("p", { class: "rewards" }, el("span", { class: "marks", "aria-hidden": "true", text: marks }), ` ${full} right of ${rewards.length} shown${more}, mean reward ${ratio(mean(rewards), 2)}${gone}`);
 }
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
@@ -67,6 +68,7 @@ async function showGroup(node, step, place) {
     told.reference === null ? null : el("h2", { text: "Reference answer" }),
     told.reference === null ? null : el("pre", { dir: "auto", tabindex: "0", "aria-label": "Reference answer", text: told.reference }),
     el("h2", { text: many(told.completions.length + told.completions_left_out, "completion") }),
+    told.left ? el("p", { class: "hint", text: `${told.left}. The verifier's log says why their rewards are unknown.` }) : null,
     told.completions.some(({ heat }) => heat) ? heatChoice(told.completions) : el("p", { class: "hint", text: "The sender did not share token ids and logprobs, so tokens cannot be coloured." }),
     el("div", { class: "side" }, ...told.completions.map(completionCard)),
     told.completions_left_out ? el("p", { class: "hint", text: `${many(told.completions_left_out, "more completion")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
