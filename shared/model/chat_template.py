@@ -29,7 +29,9 @@ from typing import Any, NoReturn
 from shared.runtime.process_limits import MappedMemory, limit_data
 
 _QUESTION = "zebra crossing"
-_MIXED = "Is 12 + 34 = 567089?\nSay TRUE or `False`."
+_MIXED = "Is 12 + 34 = 567089?\n\nSay TRUE or `False`:  x < 3 & y > 'a' - \"b\" * 4 / \\frac{1}{2} + [5] caf\u00e9."
+_LINE = " ".join(f"apple {number} and pear {number + 7}," for number in range(60))
+"""A line of about 1,500 characters."""
 _SYSTEM = "marmalade jar"
 _ANSWER = "teapot lid"
 _LONG = "zebra crossing " * 1000
@@ -80,14 +82,14 @@ def takes_system_prompt(tokenizer: Any) -> bool:
     return _SYSTEM in text and _QUESTION in text
 
 
-def template_problem(tokenizer: Any, system_prompt: str = "") -> str:
+def template_problem(tokenizer: Any, system_prompt: str = "", ends: Collection[int] = ()) -> str:
     """Why questions cannot be asked with this tokenizer's template, with the remedy; empty if they
-    can.
+    can. ends: tokens that end an answer, beside the tokenizer's and the template's own.
     """
     if not tokenizer.chat_template:
         return ""
     try:
-        return _problem(tokenizer, system_prompt)
+        return _problem(tokenizer, system_prompt, ends)
     except TemplateLimitError as error:
         return f"its chat template {error} to write a question: correct the template {_FILE}, or use another model"
 
@@ -128,13 +130,13 @@ def ending_token(tokenizer: Any, among: Collection[int] | None = None) -> int | 
     return next((token for token in tokenizer(after, add_special_tokens=False)["input_ids"] if token in among), None)
 
 
-def _problem(tokenizer: Any, system_prompt: str) -> str:
+def _problem(tokenizer: Any, system_prompt: str, ends: Collection[int]) -> str:
     # First what takes too much, then what is wrong, the gravest first.
     _render_all(tokenizer)
     system = _SYSTEM if system_prompt and takes_system_prompt(tokenizer) else ""
     try:
         text, *later = (rendered(tokenizer, _turns(system=system), days=days) for days in _DAYS)
-        mixed = rendered(tokenizer, _turns(system=system, question=_MIXED))
+        others = {each: rendered(tokenizer, _turns(system=system, question=each)) for each in (_MIXED, _LINE[:250].strip(), _LINE)}
     except TemplateLimitError:
         raise
     except TemplateError as error:
@@ -144,10 +146,10 @@ def _problem(tokenizer: Any, system_prompt: str) -> str:
         )
     if _QUESTION not in text:
         return f"its chat template leaves the question out: correct it {_FILE}, or remove it, so that questions are plain text"
-    if _MIXED not in mixed:
+    if any(question not in written for question, written in others.items()):
         return (
-            f"its chat template changes the question, such as its digits, capitals or line breaks: correct it {_FILE}, or remove "
-            "it, so that questions are plain text"
+            "its chat template changes the question, such as its digits, capitals, signs or line breaks, or a long one: correct it "
+            f"{_FILE}, or remove it, so that questions are plain text"
         )
     if found := _ADDRESS.search(text):
         return (
@@ -170,7 +172,26 @@ def _problem(tokenizer: Any, system_prompt: str) -> str:
             f"model would have to write itself: add it at the end of the template {_FILE}, inside "
             "{% if add_generation_prompt %}...{% endif %}"
         )
+    if end := _ends_prompt(tokenizer, text, system, {*ends, tokenizer.eos_token_id, ending_token(tokenizer)}):
+        return (
+            f"its chat template ends the prompt with {end!r}, which ends an answer, so that the model would be asked to go on "
+            f"after its answer: write what opens an answer there {_FILE}, inside {{% if add_generation_prompt %}}...{{% endif %}}"
+        )
     return ""
+
+
+def _ends_prompt(tokenizer: Any, text: str, system: str, ends: Collection[int | None]) -> str:
+    """The end token that a prompt ends with; empty if it ends with none, or answers follow it there
+    in conversations too, as with DialoGPT's `<|endoftext|>` and Phi-3's `<|assistant|>`.
+    """
+    *_, last = tokenizer(text.rstrip(), add_special_tokens=False)["input_ids"] or [None]
+    if last is None or last not in ends:
+        return ""
+    try:
+        answered = rendered(tokenizer, _turns(system=system, answer=_ANSWER), opened=False)
+    except TemplateError:
+        answered = ""
+    return "" if answered.startswith(text) else str(tokenizer.decode([last]))
 
 
 def _render_all(tokenizer: Any) -> None:

@@ -133,7 +133,26 @@ def load_causal_lm(
     if device == NO_NUMBERS:
         return loaded
     _check_numbers(origin, loaded.state_dict().items(), ties, outer_matrices(loaded), narrow=dtype == torch.float16)
-    return loaded.to(device).eval()
+    loaded = loaded.to(device).eval()
+    _check_tells_tokens_apart(origin, loaded)
+    return loaded
+
+
+def _check_tells_tokens_apart(origin: str, model: Any) -> None:
+    """Refuse a model whose logits are all equal for several tokens, whatever numbers do that: it
+    answers with noise.
+    """
+    tokens = torch.arange(min(8, vocabulary_size(model)), device=model.device)[None]
+    try:
+        with quietly(), torch.no_grad():
+            logits = model(input_ids=tokens, use_cache=False).logits
+    except Exception:  # noqa: BLE001 (a model that needs more than tokens; it is tried with that when it is used)
+        return
+    if logits.shape[-1] > 1 and bool((logits.amin(-1) == logits.amax(-1)).all()):
+        raise ModelLoadError(
+            f"{origin}: the model gives every token the same logit, so every answer would be noise: its output layer or its norms "
+            "are constant, as a conversion that failed leaves them: copy or convert the weights again"
+        )
 
 
 def check_stored_numbers(model: ModelSection, loaded: Any, *, most_bytes: int | None = None) -> None:
@@ -183,6 +202,7 @@ def _check_numbers(
 ) -> None:
     """Refuse numbers that are none, and zeros where none can be. narrow: as read, in float16."""
     zero: dict[str, bool] = {}
+    broken_off = ""
     for name, value in tensors:
         if value.dtype not in _TYPES.values() or not value.is_floating_point() or not value.numel():
             continue
@@ -191,6 +211,19 @@ def _check_numbers(
             raise ModelLoadError(_not_finite(origin, name, narrow=narrow))
         if value.ndim >= 2 and name not in tied:
             zero[name] = bool(least == 0) and bool(most == 0)
+            if least == most and least != 0 and _is_one_of(name, needed):
+                raise ModelLoadError(
+                    f"{origin}: the weight {name} holds the number {float(least):g} only, so every answer would be noise: copy the "
+                    "weights again"
+                )
+            # More than a vocabulary is padded by.
+            if not zero[name] and _is_one_of(name, needed) and not value[-(len(value) // 4 + 1) :].any():
+                broken_off = broken_off or name
+    if broken_off:
+        raise ModelLoadError(
+            f"{origin}: the last quarter of the weight {broken_off} is 0, as a download that broke off leaves it: copy the weights "
+            "again"
+        )
     if problem := _zero_problem(origin, zero, needed):
         raise ModelLoadError(problem)
 
@@ -204,13 +237,17 @@ def _zero_problem(origin: str, zero: Mapping[str, bool], needed: Collection[str]
     neither its embedding nor its output layer, nor many; one with nothing but zeros is a stand-in.
     """
     found = sorted(name for name, is_zero in zero.items() if is_zero)
-    first = next((name for name in found if any(f".{each}".endswith(f".{name}") for each in needed)), "")
+    first = next((name for name in found if _is_one_of(name, needed)), "")
     if len(found) == len(zero) or not (first or len(found) * 4 > len(zero)):
         return ""
     return (
         f"{origin}: the weight {first or found[0]} is wholly 0 ({len(found)} of {len(zero)} matrices are), as a download that "
         "broke off leaves it: copy the weights again"
     )
+
+
+def _is_one_of(name: str, needed: Collection[str]) -> bool:
+    return any(f".{each}".endswith(f".{name}") for each in needed)
 
 
 def _not_finite(origin: str, tensor: str, *, narrow: bool = False) -> str:

@@ -22,7 +22,8 @@ from shared.model.configuration import ModelLoadError, read_configuration, readi
 from shared.model.prompts import answer_text
 
 _UNBOUNDED = 2**20
-_TRIAL = "The quick brown fox jumps over a lazy dog: 12 + 34 = 46?\nGive 567089, or NONE."
+_TRIAL = "The quick brown fox jumps over a lazy dog: 12 + 34 = 46?\n(7 - 5) * 8 / 2 < 9 > [1]\nGive 567089, or NONE."
+_SIGNS = "+-*/=<>()[]"
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
@@ -70,13 +71,16 @@ def check_tokenizer(tokenizer: Any, config: Any, origin: str, system_prompt: str
             f"the model has {rows} rows): take them out of the tokenizer, or resize the model's embeddings "
             "(resize_token_embeddings)"
         )
-    if problem := template_problem(tokenizer, system_prompt):
+    declared = [getattr(each, "eos_token_id", None) for each in (config, config.get_text_config())]
+    ends = [token for each in declared for token in (each if isinstance(each, list) else [each]) if isinstance(token, int)]
+    if problem := template_problem(tokenizer, system_prompt, ends):
         raise ModelLoadError(f"{origin}: {problem}")
 
 
 def _check_carries_text(tokenizer: Any, origin: str) -> None:
-    """Refuse a tokenizer that gives back other letters or digits than it was given, or other tokens
-    each time. Case, white space and punctuation may be lost, as with some real models.
+    """Refuse a tokenizer that gives back other letters, digits, operators or brackets than it was
+    given, or other tokens each time. Case, white space and other punctuation may be lost, as with
+    some real models.
     """
     with reading(origin, "tokenizer"):
         written, *again = ([int(each) for each in tokenizer(_TRIAL, add_special_tokens=False)["input_ids"]] for _ in range(4))
@@ -86,12 +90,12 @@ def _check_carries_text(tokenizer: Any, origin: str) -> None:
             f"{origin}: its tokenizer writes the same text with other tokens each time, so that nodes would not understand each "
             "other: set dropout to null in tokenizer.json, or switch off its sampling"
         )
-    meant, got = ("".join(filter(str.isalnum, text)).casefold() for text in (_TRIAL, said))
+    meant, got = ("".join(sign for sign in text if sign.isalnum() or sign in _SIGNS).casefold() for text in (_TRIAL, said))
     if meant != got:
         raise ModelLoadError(
             f"{origin}: its tokenizer changes text: of {_TRIAL!r} it makes {said[:120]!r}, so that questions and answers would "
-            "lose letters or digits: copy the model's own tokenizer, with its normalizer and decoder (tokenizer.json), into the "
-            "folder"
+            "lose letters, digits or operators: copy the model's own tokenizer, with its normalizer and decoder (tokenizer.json), "
+            "into the folder"
         )
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import operator
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,8 @@ def weight_files(folder: Path) -> list[Path]:
     """The files that transformers reads, after a check that they are whole.
 
     Raises:
-        ModelLoadError: there are none, one is missing or truncated, or other engines would read
-            other ones.
+        ModelLoadError: there are none, one is missing or truncated, other engines would read other
+            ones, or a tensor is in two, or in another one than the index says.
     """
     index = folder / INDEX
     if index.is_file():
@@ -86,10 +86,32 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} holds weights twice: transformers reads {files[0].name} and other engines read {others[0].name} too: "
             "delete the files that are out of date, and the index if it names them"
         )
-    for file in files:
-        if file.suffix == ".safetensors":
-            tensors_of(file)
+    _check_one_place(folder, [file for file in files if file.suffix == ".safetensors"])
     return files
+
+
+def _check_one_place(folder: Path, files: Sequence[Path]) -> None:
+    """Refuse a tensor that is in two files, or elsewhere than the index says: engines read
+    different ones then.
+    """
+    held: dict[str, str] = {}
+    for file in files:
+        for name in tensors_of(file):
+            if name in held:
+                raise ModelLoadError(
+                    f"{folder} holds the tensor {name} twice, in {held[name]} and in {file.name}, so that one of them would be "
+                    "taken by chance: copy the whole folder again, or save the model again"
+                )
+            held[name] = file.name
+    index = folder / INDEX
+    if len(files) < 2 or not index.is_file():
+        return
+    for name, told in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+        if held.get(name, told) != told:
+            raise ModelLoadError(
+                f"{folder}: {INDEX} says that the tensor {name} is in {str(told)[:100]}, and it is in {held[name]}, so the index "
+                "and the files are of two models: copy the whole folder again"
+            )
 
 
 def tensors_of(file: Path) -> dict[str, Any]:

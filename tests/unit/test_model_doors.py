@@ -128,6 +128,25 @@ def absent_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
 
 
+def in_shards(change: Callable[[dict[str, torch.Tensor]], None] = lambda tensors: None, **placed: str) -> Callable[[Path], None]:
+    """Weights in two files, of which the second holds what `change` adds to it; `placed` changes
+    the index.
+    """
+
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        second = {MATRIX: tensors.pop(MATRIX)}
+        names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        index = dict.fromkeys(tensors, names[0]) | dict.fromkeys(second, names[1]) | placed
+        change(second)
+        for name, held in zip(names, (tensors, second), strict=True):
+            save_file(held, folder / name, {"format": "pt"})
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+    return apply
+
+
 def twice(folder: Path) -> None:
     shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
 
@@ -166,6 +185,17 @@ def zeros(names: str) -> Callable[[Path], None]:
     return weights(change)
 
 
+def filled(names: str, value: float, start: int = 0) -> Callable[[Path], None]:
+    """All tensors whose name contains this hold nothing else, from a row on."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if names in name:
+                tensors[name][start:] = value
+
+    return weights(change)
+
+
 def key_twice(folder: Path) -> None:
     text = (folder / "config.json").read_text().strip()
     (folder / "config.json").write_text(text.removesuffix("}").rstrip() + ', "rms_norm_eps": 0.5}')
@@ -180,11 +210,14 @@ def in_tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], N
     return apply
 
 
-def unknown_digits(content: dict[str, Any]) -> None:
-    vocabulary = content["model"]["vocab"]
-    content["model"]["unk_token"] = "a"
-    for digit in "0123456789":
-        vocabulary[f"{digit}{digit}"] = vocabulary.pop(digit)
+def unknown(signs: str) -> Callable[[dict[str, Any]], None]:
+    def change(content: dict[str, Any]) -> None:
+        vocabulary = content["model"]["vocab"]
+        content["model"]["unk_token"] = "a"
+        for sign in signs:
+            vocabulary[f"{sign}{sign}"] = vocabulary.pop(sign)
+
+    return change
 
 
 def random_merges(content: dict[str, Any]) -> None:
@@ -232,6 +265,8 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "layers without attention": (in_json("config.json", layer_types=["conv", "full_attention"]), "'conv' (layer_types)"),
     "an output layer of zeros": (zeros(HEAD), f"{HEAD} is wholly 0 (1 of 16 matrices"),
     "many matrices of zeros": (zeros("layers.1."), "is wholly 0 (7 of 16 matrices"),
+    "an output layer of ones": (filled(HEAD, 1.0), f"{HEAD} holds the number 1 only"),
+    "an embedding that broke off": (filled(EMBEDDING, 0.0, 200), f"the last quarter of the weight {EMBEDDING} is 0"),
     "integers": (
         weights(lambda tensors: tensors.update({MATRIX: torch.ones(64, 32, dtype=torch.int8)})),
         f"{MATRIX} is stored as I8",
@@ -246,6 +281,11 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "float8": (weights(lambda tensors: tensors.update({MATRIX: tensors[MATRIX].to(torch.float8_e4m3fn)})), "F8_E4M3"),
     "absent shard": (absent_shard, "lacks model-00002-of-00002.safetensors (1 of 2 parts)"),
     "twice": (twice, "model-00001-of-00001.safetensors"),
+    "a tensor in two shards": (in_shards(lambda second: second.update({HEAD: torch.ones(300, 32)})), f"{HEAD} twice"),
+    "an index of other shards": (
+        in_shards(**{HEAD: "model-00002-of-00002.safetensors"}),
+        f"{HEAD} is in model-00002-of-00002.safetensors",
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "weights"),
     "no layers": (in_json("config.json", num_hidden_layers=0), "layers"),
     "a key twice": (key_twice, "rms_norm_eps stands twice"),
@@ -260,7 +300,8 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
 TOKENS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (wordless, "holds no tokenizer"),
     "vocabulary too small": (more_tokens, "'<extra41>' (number 300; the model has 300 rows)"),
-    "digits are unknown": (in_tokenizer(unknown_digits), "its tokenizer changes text"),
+    "digits are unknown": (in_tokenizer(unknown("0123456789")), "its tokenizer changes text"),
+    "an operator is unknown": (in_tokenizer(unknown("+")), "its tokenizer changes text"),
     "random tokens": (in_tokenizer(random_merges), "its tokenizer "),
     "end token is true": (in_json("generation_config.json", eos_token_id=True), "True"),
     "end token is plain text": (in_json("config.json", eos_token_id=65), "config.json declares that token 65"),
@@ -271,6 +312,21 @@ TOKENS: dict[str, tuple[Callable[[Path], None], str]] = {
     "template without an opening": (template(CHAT.partition("{% if")[0]), "'<|pad|>assistant'"),
     "template without the question": (template("{{ messages[1:] | length }}"), "leaves the question out"),
     "template that drops digits": (template(CHAT.replace("['content']", "['content'] | replace('3', '')")), "changes the question"),
+    "template that ends the prompt": (
+        template(CHAT.partition("{% if")[0] + "{% if add_generation_prompt %}<|end|>{% endif %}"),
+        "ends the prompt with '<|end|>'",
+    ),
+    "template that ends the prompt and the line": (
+        template(CHAT.replace("<|pad|>assistant", "<|pad|>assistant<|end|>")),
+        "ends the prompt with '<|end|>'",
+    ),
+    "template for HTML": (template(CHAT.replace("['content']", "['content'] | e")), "changes the question"),
+    "template that wraps lines": (template(CHAT.replace("['content']", "['content'] | wordwrap(400)")), "changes the question"),
+    "template that shortens": (template(CHAT.replace("['content']", "['content'][:1000]")), "changes the question"),
+    "template for short questions": (
+        template("{% if messages[-1].content | length > 130 %}{{ raise_exception('too long') }}{% endif %}" + CHAT),
+        "too long",
+    ),
     "template with the address of a function": (template("{{ range }}" + CHAT), " at 0x"),
     "template with the address of a filter": (template("{{ messages | map('upper') }}" + CHAT), " at 0x"),
     "template that fails": (template("{{ raise_exception('tools only') }}"), "tools only"),
@@ -446,6 +502,13 @@ def test_an_embedding_of_zeros_is_known_by_what_it_does_and_not_by_its_name(good
         assert f"the weight {zero} is wholly 0" in told(door, folder), door
 
 
+def test_a_model_that_tells_no_tokens_apart_is_refused_where_it_is_loaded(good: Path, tmp_path: Path) -> None:
+    """Nothing in the files tells: norms of some architectures are stored as what is added to 1."""
+    folder = changed(good, tmp_path / "odd", filled("norm", 0.0))
+    for door in ("trainer", "reference", "transformers"):
+        assert "every token the same logit" in told(door, folder), door
+
+
 def test_a_template_whose_turns_end_with_a_token_that_is_no_end_token_is_warned_of(good: Path, tmp_path: Path) -> None:
     folder = changed(good, tmp_path / "odd", template(CHAT.replace("<|end|>", "<|pad|>")))
     assert [facts._facts(ModelSection(path=str(each))).undeclared_end for each in (good, folder)] == ["", "<|pad|>"]
@@ -472,13 +535,16 @@ def same_head(tensors: dict[str, torch.Tensor]) -> None:
 
 
 RIGHT: dict[str, Callable[[Path], None]] = {
+    "two shards": in_shards(),
     "a file of torch": torch_file(lambda tensors: None),
     "layers with windows": in_json(
         "config.json", layer_types=["full_attention", "sliding_attention"], use_sliding_window=True, sliding_window=8
     ),
     "a matrix of zeros": zeros(MATRIX),
+    "rows of zeros for tokens that no text has": filled(HEAD, 0.0, 270),
     "a buffer of older versions": weights(stale_buffer),
     "tied by config.json, one tensor twice": both(weights(same_head), in_json("config.json", tie_word_embeddings=True)),
+    "template whose turns only end": template("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"),
     "template whose question opens the answer": template(
         "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}<|end|>{% endif %}"
         "{% endfor %}"

@@ -101,6 +101,7 @@ ANY_SIZE = Qwen2Config(vocab_size=1000)
         ("normalizer", normalizers.Replace(Regex("[0-9]"), "0")),
         ("normalizer", normalizers.Replace(Regex("[0-9]"), "")),
         ("normalizer", normalizers.Replace("z", "s")),
+        *(("normalizer", normalizers.Replace(sign, ".")) for sign in "+-*/=<>()[]"),
         ("decoder", decoders.WordPiece()),
         ("decoder", decoders.Sequence([decoders.ByteLevel(), decoders.Strip("T", 1, 0)])),
     ],
@@ -129,7 +130,7 @@ def test_a_tokenizer_that_samples_its_merges_is_refused(tokenizer: Any) -> None:
 
 def test_a_tokenizer_may_take_case_white_space_and_punctuation(tokenizer: Any) -> None:
     backend = tokenizer.backend_tokenizer
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[\\s?=:]+"), " ")])
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[\\s?,:]+"), " ")])
     check_tokenizer(tokenizer, ANY_SIZE, "models/lower")
 
 
