@@ -247,6 +247,10 @@ class Trial:
         if self.others and not any(differ(self.own.reward or 0.0, tried.reward or 0.0) for tried in self.others):
             paid = f"pays a task's reference {self.own.reward:g} and the references of {len(self.others)} other tasks as much"
             return f"verifier {self.spec.verifier} {paid}: a policy cannot learn from it"
+        best = max(tried.reward or 0.0 for tried in (self.own, *self.others))
+        if self.spec.pass_at is not None and best < self.spec.pass_at:
+            earned = f"pass_at is {self.spec.pass_at:g}, and the best that was tried, a reference answer, earns {best:g}"
+            return f"verifier {self.spec.verifier}: {earned}: no answer would pass; lower pass_at"
         return ""
 
 

@@ -258,6 +258,20 @@ def test_a_built_in_verifier_that_pays_every_reference_alike_is_an_error(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("verifier", "code"), [("mine", 0), ("exact", EXIT_CONFIG)])
+def test_a_pass_that_no_tried_reference_reaches_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verifier: str, code: int
+) -> None:
+    written(tmp_path, monkeypatch, SUMS)
+    file = tmp_path / "node.toml"
+    file.write_text(f'[model]\npath = "models/base"\n[[tasks]]\ndataset = "gcd"\nverifier = "{verifier}"\npass_at = 3\n')
+    told = CliRunner().invoke(app, ["config", "check", "--config", str(file)])
+    assert getattr(told.exception, "exit_code", 0) == code, told.output
+    earned = 2 if verifier == "mine" else 1
+    assert f"earns {earned}: no answer would pass; lower pass_at" in " ".join(f"{told.output}{told.exception}".split())
+
+
+@pytest.mark.slow
 def test_task_score_says_that_a_reward_is_unknown_and_what_references_earn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, monkeypatch, ALWAYS_RAISES)
     told = CliRunner().invoke(app, ["task", "score", "gcd", "--verifier", "mine", "--answer", "3", "--json"])
