@@ -23,7 +23,7 @@ from shared.contracts.wire import MessageError
 from shared.rewards import Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime.logs import Log
-from shared.tasks.evaluation import NO_PASS, PassRules
+from shared.tasks.evaluation import REMEDY_NO_PASS, PassRules
 from shared.tasks.reference_checks import try_rewards, worth_trying
 from shared.tasks.sandbox import JobResult, ScorerPool
 from shared.transport.base import Conflict, Transport, TransportError
@@ -108,8 +108,9 @@ class RewardKnowledge:
         if self._config.verifier.foreign_partial_credit or self.rules.is_defined(ref):
             return False
         if self._is_news(ref.dataset, "no_pass"):
-            reason = f"{ref.dataset}: {NO_PASS}"
-            self._log.warning("foreign_groups_wait", task=ref.dataset, reason=reason, remedy="set pass_at")
+            names = [spec.file_name for spec in self._config.tasks if spec.dataset == ref.dataset and spec.source == "file"]
+            reason = f"{[*names, ref.dataset][0]}: no pass is defined"
+            self._log.warning("foreign_groups_wait", task=ref.dataset, reason=reason, remedy=REMEDY_NO_PASS)
         return True
 
     def foreign(self, ref: TaskRef, result: JobResult) -> tuple[list[float], list[bool] | None]:

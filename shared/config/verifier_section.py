@@ -102,8 +102,8 @@ class VerifierSection(Section):
     max_answer_chars: int = Field(16_384, ge=1, description="Longest foreign completion text accepted, in characters.")
     foreign_partial_credit: bool = Field(
         False,
-        description="Keep the reward of a foreign answer that does not pass. Off: it gets 0, because a sender can write nearly "
-        "right answers on purpose.",
+        description="Keep the reward of a foreign answer that does not pass. Off: it counts as wrong, because a sender can write "
+        "nearly right answers on purpose.",
     )
     trust: Literal["open", "roster"] = Field(
         "open",

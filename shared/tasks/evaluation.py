@@ -31,7 +31,8 @@ SAID = frozenset({Mark.PASSED, Mark.FAILED})
 """What a scorer that says itself what passes says of an answer."""
 MANY = 3
 """This many distinct rewards of a source say that its reward has no full marks by itself."""
-NO_PASS = "no pass defined: set pass_at in its [[tasks]] entry"
+REMEDY_NO_PASS = "set pass_at in its [[tasks]] entry"
+NO_PASS = f"no pass defined: {REMEDY_NO_PASS}"
 
 
 class PassRules:

@@ -255,10 +255,10 @@ class Trial:
 
 
 def worth_trying(spec: TaskSpec) -> bool:
-    """Check whether a source's reward is the user's choice. Those of reasoning-gym's own datasets
-    are tried by this project's tests.
+    """Check whether a source's reward, or what passes, is the user's choice. Those of
+    reasoning-gym's own datasets are tried by this project's tests.
     """
-    return spec.source == "file" or spec.verifier != DEFAULT_VERIFIER or from_package(spec.dataset)
+    return spec.source == "file" or spec.pass_at is not None or spec.verifier != DEFAULT_VERIFIER or from_package(spec.dataset)
 
 
 async def try_rewards(pool: ScorerPool, specs: Sequence[TaskSpec], rules: PassRules) -> list[Trial]:

@@ -75,7 +75,9 @@ class Choice:
 
 
 UNKNOWN = "not known: the file is not in this configuration (--config gives the node's)"
-NEAR_MISS = "; a near miss from another node counts 0 (verifier.foreign_partial_credit)"
+NEAR_MISS = (
+    "; a near miss from another node counts as wrong: 0, or 1 less than a pass of at most 0 (verifier.foreign_partial_credit)"
+)
 
 
 @dataclass(frozen=True, slots=True)

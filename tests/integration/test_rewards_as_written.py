@@ -258,7 +258,7 @@ def test_a_built_in_verifier_that_pays_every_reference_alike_is_an_error(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("verifier", "code"), [("mine", 0), ("exact", EXIT_CONFIG)])
+@pytest.mark.parametrize(("verifier", "code"), [("mine", 0), ("exact", EXIT_CONFIG), ("reasoning_gym", EXIT_CONFIG)])
 def test_a_pass_that_no_tried_reference_reaches_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verifier: str, code: int
 ) -> None:

@@ -82,7 +82,7 @@ def test_a_group_says_what_the_trainer_made_of_each_answer(tmp_path: Path) -> No
 def test_a_group_says_who_judged_which_part_of_each_answer() -> None:
     made = batch(4, item("alpha", "beta", 1.0, 0.0, text="so <answer>4\u202e2</answer>"))
     found = group_object("alpha", made, 0, MODEL, *NO_RECORD)
-    assert found is not None and found["judged_by"].startswith("reasoning_gym; a near miss from another node counts 0")
+    assert found is not None and found["judged_by"].startswith("reasoning_gym; a near miss from another node counts as wrong")
     assert [each["judged"]["read_as"] for each in found["completions"]] == [r"4\u202e2"] * 2
     plain = group_object("alpha", batch(4, item("alpha", "beta", 1.0, text="42")), 0, MODEL, *NO_RECORD)
     assert plain is not None and plain["completions"][0]["judged"]["read_as"] is None
