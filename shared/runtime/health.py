@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -52,8 +53,9 @@ PORT_PATIENCE_S, PORT_PAUSE_S = 30.0, 0.5
 
 LONGEST_SCRAPE_S = 30.0
 """A process that stops waits no longer for one more scrape."""
-SCRAPE_LATE_S = 2.0
-MOST_SCRAPERS = 8
+SCRAPE_LATE_S = 5.0
+"""On a busy machine a scrape comes so late."""
+SCRAPES_KEPT, MOST_SCRAPERS = 4, 8
 
 
 class Heartbeat:
@@ -106,15 +108,16 @@ class HealthServer:
     def _awaited(self, since: float, now: float) -> bool:
         """Check whether a read is still due."""
         for times in list(self._scrapes.values()):
-            before, last = times[0], times[-1]
-            usual_s = last - before
+            last = times[-1]
+            # The longest: after a stall, two that waited are answered at once.
+            usual_s = max((after - before for before, after in pairwise(times)), default=0.0)
             if last <= since and 0 < usual_s <= LONGEST_SCRAPE_S and now < last + usual_s + SCRAPE_LATE_S:
                 return True
         return False
 
-    def _scraped(self, client: str) -> None:
-        times = self._scrapes.setdefault(client, deque(maxlen=2))
-        times.append(time.monotonic())
+    def _scraped(self, client: str, began: float) -> None:
+        times = self._scrapes.setdefault(client, deque(maxlen=SCRAPES_KEPT))
+        times.append(began)
         self._scrapes.move_to_end(client)
         if len(self._scrapes) > MOST_SCRAPERS:
             self._scrapes.popitem(last=False)
@@ -129,8 +132,9 @@ class HealthServer:
         """
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
+            began = time.monotonic()
             answer: Iterable[bytes] = self._metrics(environ, start_response)
-            self._scraped(environ.get("REMOTE_ADDR", ""))
+            self._scraped(environ.get("REMOTE_ADDR", ""), began)
             return answer
         if path == "/livez":
             age_s = self._heartbeat.age_s

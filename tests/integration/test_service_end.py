@@ -78,9 +78,11 @@ def test_a_service_whose_server_is_gone_ends_well_only_when_it_was_asked_to(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("every_s", "at_most_s"), [(2.0, 5.0), (0.0, 2.0)], ids=["scraped", "not scraped"])
+@pytest.mark.parametrize(
+    ("every_s", "late_s", "at_most_s"), [(2.0, 0.0, 5.0), (3.0, 3.0, 9.0), (0.0, 0.0, 2.0)], ids=["scraped", "late", "not scraped"]
+)
 def test_a_process_that_is_scraped_tells_the_last_scrape_that_it_was_asked_to_stop(
-    server: NatsServer, tmp_path: Path, every_s: float, at_most_s: float
+    server: NatsServer, tmp_path: Path, every_s: float, late_s: float, at_most_s: float
 ) -> None:
     process = start(server, tmp_path, asked=False)
     assert process.stdout is not None
@@ -98,11 +100,13 @@ def test_a_process_that_is_scraped_tells_the_last_scrape_that_it_was_asked_to_st
         assert scrape() == 0
         time.sleep(every_s)
         assert scrape() == 0
+        if late_s:
+            assert scrape() == 0, "after a stall, two that waited are answered at once"
         time.sleep(0.2)
     asked_at, asked_s = time.time(), time.monotonic()
     process.send_signal(signal.SIGTERM)
     if every_s:
-        time.sleep(every_s - 0.2)
+        time.sleep(every_s - 0.2 + late_s)
         assert scrape() == pytest.approx(asked_at, abs=1.0), "it is still there to be scraped"
     process.communicate(timeout=60)
     assert process.returncode == 0 and time.monotonic() - asked_s < at_most_s
