@@ -136,7 +136,7 @@ def test_figures_agree_with_the_run_s_own_records(watched: Watched) -> None:
 
 PATIENCE = 0.05
 PACE = {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"}
-"""On a busy machine a scrape may take longer than two seconds, and one that was given up tells nothing."""
+"""On a busy machine a scrape may take over two seconds, and one that was given up tells nothing."""
 STOP_S = 60.0
 """Of the cluster's with what stands still or is silent: the same rules, and a test that ends."""
 TOLD_S = 120.0
