@@ -57,8 +57,8 @@ MOVED = {"observe": "`swarm status --url ADDRESS` or `swarm status --token TOKEN
 EXIT_REPLACED = 78
 REMEDY = "give Swarm an environment of its own (`python -m venv swarm-env`, and install it there)"
 _VERSION = "--version"
-_LOOKING_COMMANDS = {"ban", "dlq", "rollouts", "status", "top", "trace", "unban"}
-_READING_COMMANDS = {"rollouts", "status", "top", "trace"}
+_LOOKING_COMMANDS = {"ban", "dashboard", "dlq", "rollouts", "status", "top", "trace", "unban"}
+_READING_COMMANDS = {"dashboard", "rollouts", "status", "top", "trace"}
 _DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "k8s", "task"}
 
 

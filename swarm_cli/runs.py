@@ -332,12 +332,19 @@ class RunGone(NotConnected):
         self.folder = folder
 
 
-def afterwards(folder: Path, command: str = "") -> str:
+def afterwards(folder: Path, command: str) -> str:
     """Name the commands that start the run in `folder`, which has ended, again and, if `command`
     can do that, look at it.
     """
     look = f"`{command} --run {folder.name}` shows it as it was when it ended; " if command else ""
     return f"{look}{goes_on(folder)} starts it again"
+
+
+def run_gone(folder: Path, end: RunEnd, command: str) -> CommandError:
+    """The error that ends a view of the run in `folder`, because it has ended, and its server with
+    it.
+    """
+    return CommandError(f"{end.sentence(folder.name, time.time())}\n{afterwards(folder, command)}", end.exit_code)
 
 
 def killed_often(code: int | None) -> str:

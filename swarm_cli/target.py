@@ -215,11 +215,16 @@ def where_runs_are(config: NodeConfig) -> str:
     return "" if found_unasked else f" --var-dir {shlex.quote(str(config.node.var_dir))}"
 
 
-def ended_here(var_dir: Path, target: Target) -> tuple[Path, RunEnd] | None:
-    """The ended run, and its end, that explains why the target's server does not answer: the newest
-    one of that server or, if no server was named, of any.
+def ended_here(var_dir: Path, target: Target, *, answers: bool = False) -> tuple[Path, RunEnd] | None:
+    """The ended run that explains why the target's server does not answer, or none of its nodes is
+    alive, and its end: the target's run or, if that is not known, the newest one of that server. If
+    no server was named and none `answers`, it may be of any server.
     """
-    return None if target.run else newest_ended(var_dir, target.node_url if target.named else "")
+    if target.run:
+        folder = var_dir / "runs" / target.run
+        end = target.ended or read_end(folder)
+        return None if end is None else (folder, end)
+    return newest_ended(var_dir, target.node_url if answers or target.named else "")
 
 
 def check_listening(var_dir: Path, target: Target, *, acts: bool = False) -> None:
@@ -290,68 +295,3 @@ def _chosen(config: NodeConfig, run: str, node_url: str, swarm_url: str, only_he
             f"run {run} was not started by `swarm up` on this machine, so its server is not known here: name it with --node-url"
         )
     return replace(default_target(config, "", swarm_url), named=True)
-
-
-class Following:
-    """Chooses the run to look at, before each look. `target`: the current choice."""
-
-    def __init__(self, config: NodeConfig, target: Target, *, fixed: bool) -> None:
-        """fixed: the user named a server or a run, so other runs are mentioned but not
-        switched to.
-        """
-        self._config = config
-        self._fixed = fixed or "node_url" in config.nats.model_fields_set
-        self.target = target
-
-    def moved(self) -> bool:
-        """Switch `target` to the only run running here; returns whether it changed. If several are
-        running, `target` stays.
-        """
-        if self._fixed:
-            return False
-        try:
-            found = default_target(self._config, "")
-        except CommandError:
-            return False
-        if not found.run or found == self.target:
-            return False
-        self.target = found
-        return True
-
-    @property
-    def follows(self) -> bool:
-        """True if it switches to the next run."""
-        return not self._fixed
-
-    @property
-    def end(self) -> tuple[str, RunEnd] | None:
-        """The current run and how it ended; None if it is running."""
-        if self.target.ended is not None:
-            return self.target.run, self.target.ended
-        var_dir = self._config.node.var_dir
-        if self.target.run:
-            end = read_end(var_dir / "runs" / self.target.run)
-            return (self.target.run, end) if end else None
-        found = newest_ended(var_dir, self.target.node_url)
-        return (found[0].name, found[1]) if found else None
-
-    @property
-    def before(self) -> tuple[str, RunEnd] | None:
-        """Before any server has answered: the current run's end or, if no run is running here, that
-        of the newest one, whatever its server was.
-        """
-        if self.end is not None or self._fixed or running_runs(self._config.node.var_dir):
-            return self.end
-        found = newest_ended(self._config.node.var_dir)
-        return (found[0].name, found[1]) if found else None
-
-    @property
-    def instead(self) -> str:
-        """A sentence about the runs that are running here, if `target` is not among them; else
-        empty.
-        """
-        noted = [(folder.name, note) for folder in running_runs(self._config.node.var_dir) if (note := read_note(folder))]
-        others = [(run, note.node_url) for run, note in noted if note.node_url != self.target.node_url]
-        if not others or len(others) < len(noted):
-            return ""
-        return "; ".join(f"run {run} is running at {url} (--node-url {shlex.quote(url)})" for run, url in others[:3])

@@ -15,7 +15,8 @@ from swarm_cli.dashboard.server import PageServer
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.local.procfile import check_ports
 from swarm_cli.observe.snapshot import SwarmState
-from swarm_cli.target import Following, LookRunOption, looking_at
+from swarm_cli.runs import RunEnd
+from swarm_cli.target import LookRunOption, Target, check_listening, looking_at
 
 DEFAULT_PORT = 8400
 LOOK_EVERY_S = 5.0
@@ -29,59 +30,43 @@ def dashboard(
     config: ConfigOption = None,
 ) -> None:
     """Show a swarm in a browser: which nodes learn, whose groups they train on, questions and
-    answers. --run also shows a run that has ended, from its records. When the run ends and another
-    one starts, the page switches to it, unless a run or a server was named. Ctrl-C ends it.
+    answers. --run also shows a run that has ended, from its records. Ctrl-C ends it.
     """
     node_config = load_chosen(config)
     check_ports(
         {port: "the page"}, "stop that process, or choose another with --port 8500 (make dashboard: DASHBOARD_FLAGS='--port 8500')"
     )
     with looking_at(node_config, run, node_url, swarm_url) as target:
-        following = Following(node_config, target, fixed=bool(run or node_url or swarm_url))
-        asyncio.run(Dashboard(following, SwarmSource(node_config, following, config), port).run())
+        if not target.named:
+            check_listening(node_config.node.var_dir, target)
+        asyncio.run(serve(target, SwarmSource(node_config, target, config), port))
 
 
-class Dashboard:
-    """Serves the page, and looks at the swarm every few seconds."""
+async def serve(target: Target, source: SwarmSource, port: int) -> None:
+    """Serve the page, and look at the swarm every few seconds, until Ctrl-C or SIGTERM."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    page, said = PageServer(port, source.answer), ""
+    note(f"open {page.url}   (Ctrl-C ends it and nothing else)")
+    try:
+        while not stopping.is_set():
+            found = _seen(target, await source.look(), source.ended)
+            if found != said:
+                note(found)
+            said = found
+            await sleep_unless_stopped(stopping, LOOK_EVERY_S)
+    finally:
+        await asyncio.to_thread(page.close)
 
-    def __init__(self, following: Following, source: SwarmSource, port: int) -> None:
-        self._following = following
-        self._source = source
-        self._port = port
-        self._told = ""
 
-    async def run(self) -> None:
-        """Run until Ctrl-C or SIGTERM."""
-        stopping = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        page = PageServer(self._port, self._source.answer)
-        note(f"open {page.url}   (Ctrl-C ends it and nothing else)")
-        try:
-            while not stopping.is_set():
-                self._tell(self._seen(await self._source.look()))
-                await sleep_unless_stopped(stopping, LOOK_EVERY_S)
-        finally:
-            await asyncio.to_thread(page.close)
-
-    def _seen(self, snapshot: SwarmState | None) -> str:
-        """Say what the page shows, or why it shows nothing."""
-        target = self._following.target
-        if target.ended is not None:
-            return f"{target.ended.sentence(target.run)}; the page shows its records"
-        if snapshot is not None:
-            nodes = [node.node for node in snapshot.nodes if node.statuses]
-            found = f"found {count(len(nodes), 'node')} ({', '.join(nodes) or 'none has started yet'})"
-            return f"run {target.run}: {found}" if target.run else found
-        instead = self._following.instead
-        if (ended := self._following.before) is None:
-            start = "start a swarm with `swarm up` (`make run`) in another terminal, or name its server with --node-url; waiting"
-            return f"no server answers at {target.node_url}: {instead or start}"
-        run, end = ended
-        next_one = instead or "waiting for the next run" if self._following.follows else "no other run is running here"
-        return f"{end.sentence(run)}; `swarm dashboard --run {run}` shows it; {next_one}"
-
-    def _tell(self, line: str) -> None:
-        if line != self._told:
-            note(line)
-            self._told = line
+def _seen(target: Target, snapshot: SwarmState | None, ended: tuple[str, RunEnd] | None) -> str:
+    """Say what the page shows, or why it shows nothing."""
+    if ended is not None:
+        return f"{ended[1].sentence(ended[0])}; the page shows its records"
+    if snapshot is None:
+        start = "start a swarm with `swarm up` (`make run`) in another terminal, or name its server with --node-url"
+        return f"no server answers at {target.node_url}: {start}; waiting"
+    nodes = [node.node for node in snapshot.nodes if node.statuses]
+    found = f"found {count(len(nodes), 'node')} ({', '.join(nodes) or 'none has started yet'})"
+    return f"run {target.run}: {found}" if target.run else found

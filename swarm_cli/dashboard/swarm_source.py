@@ -34,7 +34,7 @@ from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
 from swarm_cli.runs import RunEnd, goes_on
 from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.target import Following, run_here
+from swarm_cli.target import Target, ended_here, run_here
 
 CONNECT_S = 3.0
 BATCHES_S = 10.0
@@ -57,17 +57,17 @@ class SwarmSource:
     it; `answer` may be called from any thread.
     """
 
-    def __init__(self, config: NodeConfig, following: Following, given: Path | None = None) -> None:
+    def __init__(self, config: NodeConfig, target: Target, given: Path | None = None) -> None:
         """given: the file of --config."""
         self._config = config
         self._given = given
-        self._following = following
+        self._target = target
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forget()
 
     def _forget(self) -> None:
         """Forget everything, because another run is looked at now."""
-        config, server = self._config, self._following.target.node_url
+        config, server = self._config, self._target.node_url
         self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config), configured_swarm(config))
         self._batches = BatchFollower()
         self._records = RunRecords(config)
@@ -80,15 +80,15 @@ class SwarmSource:
         self._runs: dict[str, str] = {}
         self._recorded: dict[str, RecordedBatches] | None = None
         self._server = ""
+        self.ended: tuple[str, RunEnd] | None = None
+        """The run whose records are shown, and its end."""
 
     async def look(self) -> SwarmState | None:
         """Look at the swarm. None if no server answers; the state is then `waiting`, `lost` or
         `ended`.
         """
         self._loop = asyncio.get_running_loop()
-        if self._following.moved():
-            self._forget()
-        target, var_dir = self._following.target, self._config.node.var_dir
+        target, var_dir = self._target, self._config.node.var_dir
         if target.ended is not None:
             return await self._look_at_records(target.run, target.ended)
         try:
@@ -97,17 +97,17 @@ class SwarmSource:
             )
         except NotConnected as error:
             hangs = await asyncio.to_thread(silent_server, var_dir, target.node_url)
-            end = None if hangs or self._heard_at is None else self._following.end
-            if end is not None:
-                await self._look_at_records(*end)
-            else:
-                self._away(error, hangs)
+            ended = None if hangs or self._heard_at is None else ended_here(var_dir, target, answers=True)
+            if ended is not None:
+                return await self._look_at_records(ended[0].name, ended[1])
+            self._away(hangs or str(error))
             return None
         runs = {node.node: node.run for node in snapshot.here if node.statuses}
         others = any(runs.get(node) != known for node, known in self._runs.items() if known and node not in snapshot.earlier)
         if others or self._recorded is not None or not self._runs.keys() <= {*runs, *snapshot.earlier}:
             self._forget()  # another store or another run is at this address now, or the run goes on
         self._swarm, self._heard_at, self._runs, self._recorded = snapshot.swarm, snapshot.at, runs, None
+        self.ended = None
         await asyncio.to_thread(self._records.read, snapshot, run_here(var_dir, target))
         self._server = await asyncio.to_thread(server_trouble, snapshot.here, var_dir, target)
         self._show(snapshot)
@@ -121,7 +121,7 @@ class SwarmSource:
         """Show a run that has ended: what its processes have recorded here, once."""
         folder = self._config.node.var_dir / "runs" / run
         snapshot = await asyncio.to_thread(ended_run, folder, end)
-        self._heard_at = time.time()
+        self._heard_at, self.ended = time.time(), (run, end)
         if self._recorded is None:
             self._steps, self._batches = {}, BatchFollower()
             await asyncio.to_thread(self._records.read, snapshot, run)
@@ -130,7 +130,7 @@ class SwarmSource:
             for node, batches in self._recorded.items():
                 await self._batches.read_recorded(node, batches)
         self._server = ""
-        self._show(snapshot, {"state": "ended", "ended": self._ended((run, end))})
+        self._show(snapshot, {"state": "ended", "ended": self._end_object(run, end)})
         return snapshot
 
     def _show(self, snapshot: SwarmState, told: Mapping[str, Any] = NOTHING_MORE) -> None:
@@ -147,10 +147,10 @@ class SwarmSource:
             self._records.scores,
             self._records.names,
             ended=self._recorded is not None,
-            run=folder_here(self._config.node.var_dir, self._following.target),
+            run=folder_here(self._config.node.var_dir, self._target),
         )
         emptied = any(node.lost for node in snapshot.nodes)
-        self._state = state | _told_of_server(self._following.target.node_url, self._server, emptied=emptied) | dict(told)
+        self._state = state | _told_of_server(self._target.node_url, self._server, emptied=emptied) | dict(told)
 
     def _heard(self) -> list[Heard[EvalReport]]:
         """The held-out scores of the swarm that is looked at. Those of a run that has ended are in
@@ -160,18 +160,15 @@ class SwarmSource:
             return []
         return [each for each in self._scores.heard(self._swarm) if each.said.node not in self._earlier]
 
-    def _ended(self, found: tuple[str, RunEnd]) -> dict[str, Any]:
+    def _end_object(self, run: str, end: RunEnd) -> dict[str, Any]:
         """The page's object about a run's end."""
-        run, end = found
         command, comma, how = goes_on(self._config.node.var_dir / "runs" / run).partition(", with ")
         return {
-            "seen": self._heard_at is not None,
             "goes_on": visible(command if "`" in command else f"`{command}`{comma}{how}", 400),
             "run": visible(run, 80),
             "in_order": end.in_order,
             "at": end.at,
             "words": visible(end.sentence(run), 400),
-            "follows": self._following.follows,
         }
 
     async def _read_batches(self, snapshot: SwarmState) -> None:
@@ -181,16 +178,10 @@ class SwarmSource:
         finally:
             await plane.close()
 
-    def _away(self, error: Exception, hangs: str) -> None:
-        """Record that no server answers. What was seen last stays. hangs: as of `silent_server`."""
-        before = None if hangs or self._heard_at is not None else self._following.before
-        # The server of a run that has ended is not missing: it ended with the run.
-        silent = "" if before is not None else str(error)
-        problem = visible(hangs or self._following.instead or silent, 1000)
-        state = "ended" if before is not None else "waiting" if self._heard_at is None else "lost"
-        server = visible(self._following.target.node_url, 120)
-        ended = None if before is None else self._ended(before)
-        self._state = self._state | {"state": state, "problem": problem, "server": server, "ended": ended}
+    def _away(self, problem: str) -> None:
+        """Record that no server answers, and why. What was seen last stays."""
+        state = "waiting" if self._heard_at is None else "lost"
+        self._state = self._state | {"state": state, "problem": visible(problem, 1000), "ended": None}
 
     def answer(self, path: str, asked: Mapping[str, str]) -> tuple[int, bytes] | None:
         """Status and JSON for a path of the page; None for an unknown path."""
@@ -265,7 +256,7 @@ class SwarmSource:
         return (404, {"problem": f"step {step} has no group {place}"}) if found is None else (200, found)
 
     async def _plane(self) -> Transport:
-        return await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._following.target.node_url)
+        return await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._target.node_url)
 
     def _group(self, node: str, batch: Batch, place: int) -> dict[str, Any] | None:
         """The group's object. Runs in a thread, as the run's records may be large."""
@@ -275,7 +266,7 @@ class SwarmSource:
 
     def _run(self, node: str) -> str:
         """The run that the node belongs to; empty if it is not known."""
-        return self._runs.get(node) or self._following.target.run
+        return self._runs.get(node) or self._target.run
 
     def _trained(self, node: str) -> TrainedRecords:
         folder = self._records.folders.get(node)

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ from rich.table import Table
 from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.identity.statements import SignatureStatus
-from shared.roles import OBSERVER, OPERATOR, ROLES
+from shared.roles import OBSERVER, ROLES
 from shared.text import visible, visible_json
 from shared.transport.base import AccessDenied, NotConnected, Transport
 from shared.transport.connect import connect
@@ -43,7 +43,7 @@ from swarm_cli.observe.node_lines import elsewhere_table, node_lines
 from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, look_at_hub, take_snapshot
-from swarm_cli.runs import RunEnd, afterwards, newest_ended
+from swarm_cli.runs import RunEnd, run_gone
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at
 
@@ -64,10 +64,6 @@ def status(
     token: Annotated[str, typer.Option(help="Look from outside, with a token; -: JOIN_TOKEN's, or standard input.")] = "",
     key: Annotated[Path | None, typer.Option(help="With --url: key file of the user `observer`, for a secured hub.")] = None,
     ca: Annotated[Path | None, typer.Option(help="With --url: PEM file of the authority of the hub's certificate.")] = None,
-    operator: Annotated[
-        bool,
-        typer.Option("--operator", help="--key is the operator's, who alone may ask a secured hub how much each node shares."),
-    ] = False,
 ) -> None:
     """Show nodes, what each does, its scores, stream fill and consumer lag; with --url or --token,
     a swarm from outside. Exit code 1: no service has reported; 3: the run has ended in order; 4: it
@@ -76,9 +72,7 @@ def status(
     if url or token:
         if url and token:
             raise CommandError("--url and --token both say where to look: give one of them")
-        if operator and not key:
-            raise CommandError("--operator needs the operator's key: --key keys/operator/swarm.nk")
-        _show_hub(url, token, key, ca, operator=operator, as_json=as_json)
+        _show_hub(url, token, key, ca, as_json=as_json)
         return
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
@@ -93,13 +87,14 @@ def status(
             if ended is None or run:
                 raise
             raise _gone(*ended, as_json=as_json) from None
-    end = _end_of(node_config, target, snapshot)
+    lives = any(node.alive(role) for node in snapshot.nodes for role in ROLES)
+    end = None if lives else ended_here(node_config.node.var_dir, target, answers=True)
     server = "" if end is not None else server_trouble(snapshot.here, node_config.node.var_dir, target)
     if as_json:
         typer.echo(visible_json(as_object(snapshot) | {"server_problem": server, "ended": _end_object(end)}, indent=2))
     else:
         if end is not None:
-            note(end[1].sentence(end[0], time.time()))
+            note(end[1].sentence(end[0].name, time.time()))
         show(snapshot, terminal(), folder_here(node_config.node.var_dir, target), server)
     if end is not None:
         raise typer.Exit(end[1].exit_code)
@@ -121,36 +116,21 @@ async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> Swa
     return await take_snapshot(config, target, nodes, timeout_s=CONNECT_S, within_s=STATUS_S, evaluations=reports)
 
 
-def _end_of(config: NodeConfig, target: Target, snapshot: SwarmState) -> tuple[str, RunEnd] | None:
-    """The run that is looked at, and its end; None if a process is alive. On a server that outlives
-    its runs, it is the last run of this machine.
-    """
-    if target.ended is not None:
-        return target.run, target.ended
-    if any(node.alive(role) for node in snapshot.nodes for role in ROLES):
-        return None
-    found = newest_ended(config.node.var_dir, target.node_url)
-    return (found[0].name, found[1]) if found else None
-
-
 def _gone(folder: Path, end: RunEnd, *, as_json: bool) -> Exception:
     """The exception that ends `status` if the newest run here has ended, and its server with it."""
     if as_json:
-        typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": _end_object((folder.name, end))}, indent=2))
+        typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": _end_object((folder, end))}, indent=2))
         return typer.Exit(end.exit_code)
-    return CommandError(
-        f"{end.sentence(folder.name, time.time())}\n{afterwards(folder, 'swarm status')}",
-        end.exit_code,
-    )
+    return run_gone(folder, end, "swarm status")
 
 
-def _end_object(end: tuple[str, RunEnd] | None) -> dict[str, Any] | None:
+def _end_object(end: tuple[Path, RunEnd] | None) -> dict[str, Any] | None:
     """Build the `ended` of `--json`: null while the swarm is running, as far as is known here."""
     if end is None:
         return None
-    run, told = end
-    how = {"complete": "in order", "stopped": "in order"}.get(told.how, told.how)
-    return {"run": run, "how": how, "at": told.at, "cause": told.cause, "code": told.code}
+    folder, told = end
+    how = "in order" if told.in_order else told.how
+    return {"run": folder.name, "how": how, "at": told.at, "cause": told.cause, "code": told.code}
 
 
 def as_object(snapshot: SwarmState) -> dict[str, Any]:
@@ -355,15 +335,14 @@ class Hub:
             key_file=self.key_file or None,
             ca_file=self.ca_file or None,
             inbox_prefix=f"_INBOX_{self.user}",
-            may_ask=not self.key_file or self.user == OPERATOR,
+            may_ask=not self.key_file,
             hub=True,
         )
 
 
-def _show_hub(url: str, token: str, key: Path | None, ca: Path | None, *, operator: bool, as_json: bool) -> None:
+def _show_hub(url: str, token: str, key: Path | None, ca: Path | None, *, as_json: bool) -> None:
     """Print one look at a hub. Raises CommandError, with the remedy, if it lets nobody look."""
-    with named_hub(url, token, key, ca) as found:
-        hub = replace(found, user=OPERATOR) if operator else found
+    with named_hub(url, token, key, ca) as hub:
         try:
             seen = asyncio.run(hub.look())
         except AccessDenied as error:

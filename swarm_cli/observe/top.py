@@ -32,9 +32,9 @@ from swarm_cli.observe.node_state import NodeState, StepRate
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NOBODY, START, NoSuchNode, SwarmState, take_snapshot
 from swarm_cli.observe.status import refuse_nothing_seen, show, swarm_trouble
-from swarm_cli.runs import afterwards
+from swarm_cli.runs import run_gone
 from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.target import Following, LookRunOption, check_listening, ended_here, looking_at
+from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at
 
 CONNECT_S = 3.0
 T = TypeVar("T")
@@ -51,13 +51,14 @@ def top(
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show live which nodes learn, which share, and what waits for what; q ends it. When the run
-    ends and another one starts, the view switches to it, unless a run or a server was named.
+    """Show live which nodes learn, which share, and what waits for what; q ends it. It also ends
+    with the run.
     """
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
-        fixed = bool(run or node_url or swarm_url)
-        view = Top(node_config, nodes or [], Following(node_config, target, fixed=fixed))
+        if target.ended is None:
+            check_listening(node_config.node.var_dir, target)
+        view = Top(node_config, nodes or [], target)
         console = terminal(fit=True)
         if target.ended is not None or once or not (console.is_terminal and sys.stdin.isatty()):
             asyncio.run(view.once(terminal()))
@@ -72,14 +73,12 @@ def screen(
     headline: str,
     width: int = 80,
     notice: str = "",
-    calm: bool = False,
     closing: str = "",
     age_s: float = 0.0,
 ) -> RenderableType:
-    """The whole screen. height: in lines. notice: what is wrong with the view itself or, if `calm`,
-    a message that is no cause for concern. closing: a last sentence; of a screen `width` columns
-    wide, both take as many lines as they need. age_s: how old the values are, if the server has not
-    answered since.
+    """The whole screen. height: in lines. notice: what is wrong with the view itself. closing: a
+    last sentence; of a screen `width` columns wide, both take as many lines as they need. age_s:
+    how old the values are, if the server has not answered since.
     """
     clock = time.strftime("%H:%M:%S", time.localtime(swarm.at))
     parts: list[RenderableType] = [
@@ -88,7 +87,7 @@ def screen(
         )
     ]
     if notice:
-        parts.append(Text(visible(notice), style="bold" if calm else "bold red"))
+        parts.append(Text(visible(notice), style="bold red"))
     here = sorted(swarm.here, key=lambda node: (_FIRST[node.health], node.node))
     elsewhere = [node for node in swarm.nodes if node.elsewhere]
     told = sum(-(-len(text) // width) for text in (visible(notice), visible(closing)))
@@ -139,15 +138,11 @@ def _swarm_line(swarm: SwarmState) -> Text:
 class Top:
     """One view: what it looks at, and what it remembers between looks."""
 
-    def __init__(self, config: NodeConfig, nodes: Sequence[str], following: Following) -> None:
+    def __init__(self, config: NodeConfig, nodes: Sequence[str], target: Target) -> None:
         self._config = config
         self._nodes = nodes
-        self._following = following
-        self._forget()
-
-    def _forget(self) -> None:
-        """Forget everything, because another run is looked at now."""
-        self._reports = EvaluationLog(roster=roster_of(self._config), swarm=configured_swarm(self._config))
+        self._target = target
+        self._reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
         self._rates: dict[str, StepRate] = {}
         self._heard_at: float | None = None
         self._seen = SwarmState(time.time(), ())
@@ -155,23 +150,24 @@ class Top:
 
     async def once(self, console: Console) -> None:
         """Print one look, as `swarm status` does; of a run that has ended its records."""
-        target, var_dir = self._following.target, self._config.node.var_dir
-        if target.ended is not None:
-            note(target.ended.sentence(target.run, time.time()))
-        else:
-            check_listening(var_dir, target)
+        if self._target.ended is not None:
+            note(self._target.ended.sentence(self._target.run, time.time()))
         seen = await self.look()
-        show(seen, console, folder_here(var_dir, target), self._server)
+        show(seen, console, folder_here(self._config.node.var_dir, self._target), self._server)
         refuse_nothing_seen(seen, named=bool(self._nodes), told=bool(self._server))
 
     async def live(self, console: Console, every_s: float) -> None:
-        """Look every `every_s` until a key ends it. If the server does not answer, keep trying."""
+        """Look every `every_s` until a key ends it. If the server does not answer any more, keep
+        trying.
+
+        Raises:
+            NotConnected: it does not answer at the first look.
+            CommandError: the run has ended, and its server with it.
+        """
         quit_pressed = asyncio.Event()
         with _keys(quit_pressed), Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
             while not quit_pressed.is_set():
                 notice, age_s = "", 0.0
-                if self._following.moved():
-                    self._forget()
                 try:
                     await _unless(quit_pressed, self.look())
                     notice = self._server or ("" if self._seen.nodes else f"{NOBODY} yet: {START} (--node-url)")
@@ -180,13 +176,12 @@ class Top:
                         raise
                     notice = str(error)
                 except NotConnected as error:
-                    notice = await _unless(quit_pressed, asyncio.to_thread(self._away, error)) or ""
-                    age_s = 0.0 if self._heard_at is None else time.time() - self._heard_at
-                calm = (end := self._following.end) is not None and end[1].in_order
+                    if self._heard_at is None:
+                        raise
+                    age_s = time.time() - self._heard_at
+                    notice = await _unless(quit_pressed, asyncio.to_thread(self._away, error, age_s)) or ""
                 words = {"headline": f"{self._headline}  q ends", "notice": notice, "closing": self._closing}
-                live.update(
-                    screen(self._seen, height=console.height, width=console.width, calm=calm, age_s=age_s, **words), refresh=True
-                )
+                live.update(screen(self._seen, height=console.height, width=console.width, age_s=age_s, **words), refresh=True)
                 await _unless(quit_pressed, asyncio.sleep(every_s))
 
     async def look(self) -> SwarmState:
@@ -196,10 +191,9 @@ class Top:
             NotConnected: the node plane does not answer.
             AccessDenied: it does not admit this user.
         """
-        target = self._following.target
-        seen = await take_snapshot(self._config, target, self._nodes, timeout_s=CONNECT_S, evaluations=self._reports)
+        seen = await take_snapshot(self._config, self._target, self._nodes, timeout_s=CONNECT_S, evaluations=self._reports)
         self._heard_at = time.time()
-        self._server = await asyncio.to_thread(server_trouble, seen.here, self._config.node.var_dir, target)
+        self._server = await asyncio.to_thread(server_trouble, seen.here, self._config.node.var_dir, self._target)
         self._seen = replace(seen, nodes=tuple(self._rated(node) for node in seen.nodes))
         return self._seen
 
@@ -208,33 +202,24 @@ class Top:
 
     @property
     def _headline(self) -> str:
-        target = self._following.target
-        return f"run {target.run}  {target.node_url}" if target.run else target.node_url
+        return f"run {self._target.run}  {self._target.node_url}" if self._target.run else self._target.node_url
 
     @property
     def _closing(self) -> str:
         """The remedy for processes that do not answer, if they are this machine's."""
         if self._server:
             return ""
-        said = advice(self._seen.here, folder_here(self._config.node.var_dir, self._following.target), 1)
+        said = advice(self._seen.here, folder_here(self._config.node.var_dir, self._target), 1)
         return f"{said[0]}; {len(said) - 1} more: swarm status" if len(said) > 1 else "".join(said)
 
-    def _away(self, error: Exception) -> str:
-        """Why no server answers, as far as it is known here."""
-        instead, node_url = self._following.instead, self._following.target.node_url
+    def _away(self, error: Exception, age_s: float) -> str:
+        """Why the server does not answer any more. Raises CommandError if the run has ended."""
         var_dir = self._config.node.var_dir
-        if silent := silent_server(var_dir, node_url):
-            seen = "" if self._heard_at is None else "; below is what was seen last"
-            return f"{silent}{seen}. Trying again"
-        if self._heard_at is None:
-            gone = ended_here(var_dir, self._following.target)
-            ended = f"{gone[1].sentence(gone[0].name, time.time())}; {afterwards(gone[0])}" if gone else ""
-            why = instead or ended or error
-            return f"no server answers at {node_url} yet (--node-url names another); trying again ({why})"
-        if (end := self._following.end) is not None:
-            return f"{end[1].sentence(end[0], time.time())}; below is what was seen last. {instead or 'Waiting for the next run'}"
-        silent_s = time.time() - self._heard_at
-        return f"the server has not answered for {silent_s:.0f} s; below is what was seen last. Trying again ({instead or error})"
+        if silent := silent_server(var_dir, self._target.node_url):
+            return f"{silent}; below is what was seen last. Trying again"
+        if (ended := ended_here(var_dir, self._target, answers=True)) is not None:
+            raise run_gone(*ended, "swarm top")
+        return f"the server has not answered for {age_s:.0f} s; below is what was seen last. Trying again ({error})"
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:

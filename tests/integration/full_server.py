@@ -26,7 +26,7 @@ from swarm_cli.local.control import holding_run
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, RunNote, StartOptions, write_note
 from swarm_cli.server_diagnosis import cannot_store
-from swarm_cli.target import Following, default_target
+from swarm_cli.target import default_target
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
 
@@ -95,7 +95,7 @@ def commands(var_dir: Path) -> dict[str, str]:
 
 async def page_and_progress(var_dir: Path, url: str) -> dict[str, str]:
     config = load_config(DEMO_CONFIG, {"node": {"run": "now", "var_dir": str(var_dir)}, "nats": {"node_url": url}})
-    source = SwarmSource(config, Following(config, default_target(config, url), fixed=True))
+    source = SwarmSource(config, default_target(config, url))
     await source.look()
     page = json.loads((source.answer("/swarm.json", {}) or (0, b"{}"))[1])
     view, plane = ProgressView(config, NODES, 1, 1.0), await connect_node_plane(config, OPERATOR)

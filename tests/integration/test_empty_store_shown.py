@@ -25,7 +25,7 @@ from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import RunNote, StartOptions, write_note
-from swarm_cli.target import Following, default_target
+from swarm_cli.target import default_target
 from tests import forked
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm, python_that_forks
 from tests.nats_server import NatsServer
@@ -69,7 +69,7 @@ def test_status_and_top_say_that_the_store_is_empty_and_how_it_is_restored(empti
 
 async def test_the_page_and_the_progress_view_say_it_too(emptied: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(DEMO_CONFIG, {"nats": {"node_url": emptied.url}, "node": {"run": "one"}})
-    source = SwarmSource(config, Following(config, default_target(config, emptied.url), fixed=True))
+    source = SwarmSource(config, default_target(config, emptied.url))
     assert await source.look() is not None
     answered = source.answer("/swarm.json", {})
     assert answered is not None
@@ -89,7 +89,7 @@ async def test_nothing_is_said_of_a_server_that_has_the_streams(emptied: NatsSer
     await ensure_node_streams(plane, "alpha")
     await plane.close()
     config = load_config(DEMO_CONFIG, {"nats": {"node_url": emptied.url}, "node": {"run": "one"}})
-    source = SwarmSource(config, Following(config, default_target(config, emptied.url), fixed=True))
+    source = SwarmSource(config, default_target(config, emptied.url))
     seen = await source.look()
     assert seen is not None and seen.nodes[0].lost == ()
     answered = source.answer("/swarm.json", {})

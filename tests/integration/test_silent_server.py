@@ -21,7 +21,7 @@ from swarm_cli.local.control import holding_run
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, RunNote, StartOptions, write_end, write_note
 from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.target import Following, default_target
+from swarm_cli.target import default_target
 from tests import forked
 from tests.nats_server import NatsServer
 
@@ -91,7 +91,7 @@ async def test_the_page_says_the_same_and_does_not_show_an_older_run_s_end(
     for folder, restart in ((hanging.here, AGAIN), (hanging.other, AGAIN_FROM_ELSEWHERE)):
         monkeypatch.chdir(folder)
         config = load_config(DEMO_CONFIG)
-        source = SwarmSource(config, Following(config, default_target(config, hanging.server.url), fixed=True))
+        source = SwarmSource(config, default_target(config, hanging.server.url))
         assert await source.look() is None
         answered = source.answer("/swarm.json", {})
         assert answered is not None

@@ -12,7 +12,7 @@ from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
-from swarm_cli.target import Following, Target
+from swarm_cli.target import Target
 from tests.nats_server import NatsServer
 
 
@@ -28,7 +28,7 @@ async def test_the_page_shows_the_nodes_of_its_server_where_the_hub_refuses_its_
     await plane.kv.put(subjects.node_bucket("alpha"), subjects.status_key("trainer", "0"), encode(status))
     await plane.close()
     config = load_config(overrides={"node": {"var_dir": tmp_path}, "tasks": [{"dataset": "gcd"}]})
-    source = SwarmSource(config, Following(config, Target(own.url, hub.url), fixed=True))
+    source = SwarmSource(config, Target(own.url, hub.url))
     for _ in range(2):
         async with asyncio.timeout(120):
             snapshot = await source.look()

@@ -177,26 +177,21 @@ def test_on_a_terminal_it_lives_through_a_server_that_goes_and_comes_and_q_ends_
     )
 
 
-def test_told_of_no_server_it_says_that_its_run_has_ended_and_turns_to_the_next_one(server: NatsServer, tmp_path: Path) -> None:
-    runs = {run: tmp_path / "var" / "runs" / run for run in ("one", "two")}
+def test_told_of_no_server_it_ends_with_its_run_and_says_how_to_go_on(server: NatsServer, tmp_path: Path) -> None:
+    folder = tmp_path / "var" / "runs" / "one"
     asked = [sys.executable, "-m", "swarm_cli", "top", "--every-s", "0.3"]
-
-    def note(run: str) -> None:
-        write_note(runs[run], RunNote(server.url, server.url, StartOptions()))
-
     with ExitStack() as stack:
-        with holding_run(runs["one"]):
-            note("one")
+        with holding_run(folder):
+            write_note(folder, RunNote(server.url, server.url, StartOptions()))
             terminal = stack.enter_context(Terminal(asked, SWARM_NODE__VAR_DIR=str(tmp_path / "var")))
             terminal.wait_for("run one")
             terminal.wait_for("step 41")
             server.stop()
-            write_end(runs["one"], 0, "progress")
-        terminal.wait_for("run one ended in order at", without="Trying again")
-        stack.enter_context(holding_run(runs["two"]))
-        note("two")
-        server.start()
-        terminal.wait_for("run two", after="run one ended", without="ended in order")
+            write_end(folder, 0, "progress")
+        assert terminal.process.wait(DEADLINE_S) == 3
+        terminal.read(0.5)
+    said = terminal.text.partition("\x1b[?1049l")[2]
+    assert "run one ended in order at" in said and "`swarm top --run one` shows it" in said and "swarm up --run one" in said
 
 
 _STYLES = re.compile(r"\x1b\[[\d;]*m")

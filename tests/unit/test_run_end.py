@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from swarm_cli.runs import (
     write_end,
     write_note,
 )
-from swarm_cli.target import Following, Target, default_target, looking_at
+from swarm_cli.target import Target, default_target, ended_here, looking_at
 
 
 def noted(folder: Path, port: int = 21_001) -> Path:
@@ -102,34 +101,21 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeConfig:
     return load_config(DEMO_CONFIG, {"node": {"var_dir": str(tmp_path)}})
 
 
-def test_a_command_that_was_told_of_no_server_turns_to_the_run_that_comes_next(tmp_path: Path, config: NodeConfig) -> None:
+def test_the_end_that_explains_a_silent_server_is_that_of_its_own_run(tmp_path: Path, config: NodeConfig) -> None:
     one, two = noted(tmp_path / "runs" / "one", 21_001), noted(tmp_path / "runs" / "two", 21_002)
-    following = Following(config, default_target(config, ""), fixed=False)
-    assert not following.moved(), "none runs"
-    with ExitStack() as stack:
-        with holding_run(one):
-            assert following.moved() and following.target == Target("nats://127.0.0.1:21001", "nats://127.0.0.1:21001", "one")
-            assert not following.moved() and following.end is None and following.instead == ""
-            write_end(one, 0, "progress")
-        ended = following.end
-        assert ended is not None and ended[0] == "one" and ended[1].in_order
-        assert not following.moved(), "it stays in sight until another one runs"
-        stack.enter_context(holding_run(two))
-        assert following.moved() and following.target.run == "two"
-        noted(two, 21_003)
-        assert following.moved() and following.target.node_url == "nats://127.0.0.1:21003", "its server is at another port now"
-        stack.enter_context(holding_run(one))
-        assert not following.moved() and following.target.run == "two", "two run: it stays with its own"
-
-
-def test_a_command_that_was_told_of_a_server_stays_there_and_names_what_runs_instead(tmp_path: Path, config: NodeConfig) -> None:
-    two = noted(tmp_path / "runs" / "two", 21_002)
-    given = "nats://127.0.0.1:21001"
-    following = Following(config, default_target(config, given), fixed=True)
+    with holding_run(one):
+        target = default_target(config, "")
+        assert target == Target("nats://127.0.0.1:21001", "nats://127.0.0.1:21001", "one")
+        assert ended_here(tmp_path, target) is None, "it is running"
+        write_end(one, 0, "progress")
     with holding_run(two):
-        assert not following.moved() and following.target.node_url == given
-        assert following.instead == "run two is running at nats://127.0.0.1:21002 (--node-url nats://127.0.0.1:21002)"
-    assert following.instead == ""
+        write_end(two, 78, "alpha-trainer")
+    ended = ended_here(tmp_path, target)
+    assert ended is not None and ended[0] == one and ended[1].in_order
+    unnamed, elsewhere = Target("nats://127.0.0.1:21009", None), Target("nats://127.0.0.1:21009", None, named=True)
+    newest = ended_here(tmp_path, unnamed)
+    assert newest is not None and newest[0] == two, "no server was named, so it may be that of any"
+    assert ended_here(tmp_path, unnamed, answers=True) is None and ended_here(tmp_path, elsewhere) is None
 
 
 def test_a_run_that_is_not_here_is_not_taken_for_the_one_that_runs(tmp_path: Path, config: NodeConfig) -> None:

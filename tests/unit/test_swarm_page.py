@@ -48,7 +48,7 @@ from swarm_cli.observe import run_files
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.run_files import Evaluation, base_of, recorded_evaluations
 from swarm_cli.observe.snapshot import SwarmState
-from swarm_cli.target import Following, Target
+from swarm_cli.target import Target
 from tests.nats_server import own_plane
 from tests.unit.page_batches import NOW, batch, item
 
@@ -132,7 +132,7 @@ async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_b
 
     monkeypatch.setattr(swarm_source, "take_snapshot", seen)
     monkeypatch.setattr(swarm_source, "CONNECT_S", 0.1)
-    source = SwarmSource(configured(), Following(configured(), Target("nats://127.0.0.1:9", None), fixed=True))
+    source = SwarmSource(configured(), Target("nats://127.0.0.1:9", None))
     assert await source.look() is not None
     found = source.answer("/swarm.json", {})
     assert found is not None and json.loads(found[1])["state"] not in ("waiting", "lost")
@@ -329,7 +329,7 @@ def test_a_crowd_with_a_held_out_set_of_its_own_does_not_stand_above_nodes_that_
 
 
 def test_a_request_for_what_is_no_node_or_number_is_refused_before_anything_is_asked() -> None:
-    source = SwarmSource(configured(), Following(configured(), Target("nats://127.0.0.1:9", None), fixed=True))
+    source = SwarmSource(configured(), Target("nats://127.0.0.1:9", None))
     for path, query in (
         ("/step.json", {}),
         ("/group.json", {"node": "../x", "step": "1"}),

@@ -33,11 +33,7 @@ const KINDS = { running: "● running", finished: "✓ finished", starting: "◔
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 
 /** How the run ended, where what the page shows is from, and how to go on. */
-function endOf({ run, words, seen, follows, goes_on }) {
-  const now = seen ? "This is from its records; none of its processes is running." : `\`swarm dashboard --run ${run}\` shows it.`;
-  const next = follows ? " When the next run starts here, this page shows that one." : "";
-  return `${words[0].toUpperCase()}${words.slice(1)}. ${now}${next} To continue it: ${goes_on}.`;
-}
+const endOf = ({ words, goes_on }) => `${words[0].toUpperCase()}${words.slice(1)}. This is from its records; none of its processes is running. To continue it: ${goes_on}.`;
 
 function banner(told) {
   const ended = told.state === "ended" && told.ended;
@@ -240,7 +236,7 @@ async function showSwarm() {
   const told = await get("swarm.json");
   byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
   document.title = `${STATES[told.state][1]} · swarm`;
-  const quiet = told.state === "waiting" || told.state === "empty" || (told.state === "ended" && !told.ended.seen);
+  const quiet = told.state === "waiting" || told.state === "empty";
   if (told.state === "emptied" && !told.leaderboard.length) return [banner(told), nodesSection(told)];
   return [banner(told), ...(quiet ? [] : [leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
 }
