@@ -15,36 +15,46 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     import typer
 
+FIRST, HERE, OTHERS, OPERATION = "Train a model of your own", "On this machine", "With others", "Look closer and operate"
 COMMANDS = {
-    "up": "swarm_cli.local.up:up",
-    "down": "swarm_cli.local.control:down",
-    "restart": "swarm_cli.local.control:restart",
-    "add": "swarm_cli.local.control:add",
-    "invite": "swarm_cli.invite_command:invite",
-    "join": "swarm_cli.join.command:join",
-    "progress": "swarm_cli.observe.progress:progress",
-    "status": "swarm_cli.observe.status:status",
-    "top": "swarm_cli.observe.top:top",
-    "dashboard": "swarm_cli.dashboard.command:dashboard",
-    "plot": "swarm_cli.observe.plot:plot",
-    "eval": "swarm_cli.model.evaluate:evaluate",
-    "rollouts": "swarm_cli.rollouts.command:rollouts",
-    "trace": "swarm_cli.trace:trace",
-    "ban": "swarm_cli.node_commands:ban",
-    "unban": "swarm_cli.node_commands:unban",
+    FIRST: {
+        "new": "swarm_cli.new:new",
+        "up": "swarm_cli.local.up:up",
+        "dashboard": "swarm_cli.dashboard.command:dashboard",
+        "rollouts": "swarm_cli.rollouts.command:rollouts",
+        "eval": "swarm_cli.model.evaluate:evaluate",
+    },
+    HERE: {
+        "status": "swarm_cli.observe.status:status",
+        "top": "swarm_cli.observe.top:top",
+        "plot": "swarm_cli.observe.plot:plot",
+        "down": "swarm_cli.local.control:down",
+        "restart": "swarm_cli.local.control:restart",
+        "add": "swarm_cli.local.control:add",
+        "progress": "swarm_cli.observe.progress:progress",
+    },
+    OTHERS: {
+        "invite": "swarm_cli.invite_command:invite",
+        "join": "swarm_cli.join.command:join",
+        "ban": "swarm_cli.node_commands:ban",
+        "unban": "swarm_cli.node_commands:unban",
+    },
+    OPERATION: {"trace": "swarm_cli.trace:trace"},
 }
 GROUPS = {
-    "config": "swarm_cli.config_commands:config_app",
-    "dlq": "swarm_cli.node_commands:dlq_app",
-    "experiment": "swarm_cli.experiment_commands:experiment_app",
-    "k8s": "swarm_cli.k8s.commands:k8s_app",
-    "keys": "swarm_cli.key_commands:keys_app",
-    "roster": "swarm_cli.key_commands:roster_app",
-    "model": "swarm_cli.model.commands:model_app",
-    "nats": "swarm_cli.nats.commands:nats_app",
-    "task": "swarm_cli.task_commands:task_app",
+    FIRST: {"model": "swarm_cli.model.commands:model_app"},
+    HERE: {"config": "swarm_cli.config_commands:config_app", "task": "swarm_cli.task_commands:task_app"},
+    OTHERS: {"keys": "swarm_cli.key_commands:keys_app", "roster": "swarm_cli.key_commands:roster_app"},
+    OPERATION: {
+        "experiment": "swarm_cli.experiment_commands:experiment_app",
+        "dlq": "swarm_cli.node_commands:dlq_app",
+        "nats": "swarm_cli.nats.commands:nats_app",
+        "k8s": "swarm_cli.k8s.commands:k8s_app",
+    },
 }
-"""The module and name of each command and command group, in the order of `swarm --help`."""
+"""The module and name of each command and command group, under the headings of `swarm --help` and
+in its order.
+"""
 
 HIDDEN = {"progress"}
 """Commands that `swarm --help` does not list: `swarm up` starts `progress` as a separate
@@ -59,7 +69,7 @@ REMEDY = "give Swarm an environment of its own (`python -m venv swarm-env`, and 
 _VERSION = "--version"
 _LOOKING_COMMANDS = {"ban", "dashboard", "dlq", "rollouts", "status", "top", "trace", "unban"}
 _READING_COMMANDS = {"dashboard", "rollouts", "status", "top", "trace"}
-_DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "k8s", "task"}
+_DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "k8s", "new", "task"}
 
 
 @cache
@@ -86,20 +96,30 @@ def build(only: str = "") -> typer.Typer:
     ) -> None:
         pass
 
-    for name, where in COMMANDS.items():
-        if _wanted(name, only):
-            built.command(name=name, hidden=name in HIDDEN, cls=Command)(_found(where))
-    for name, where in GROUPS.items():
-        if _wanted(name, only):
-            group = _found(where)
-            for command in group.registered_commands:
-                command.cls = Command
-            built.add_typer(group)
+    for heading, commands in COMMANDS.items():
+        for name, where in commands.items():
+            if _wanted(name, only):
+                command = _found(where)
+                built.command(
+                    name=name,
+                    hidden=name in HIDDEN,
+                    cls=Command,
+                    rich_help_panel=heading,
+                    short_help=_first_sentence(command.__doc__ or ""),
+                )(command)
+    for heading, groups in GROUPS.items():
+        for name, where in groups.items():
+            if _wanted(name, only):
+                group = _found(where)
+                for each in group.registered_commands:
+                    each.cls = Command
+                built.add_typer(group, rich_help_panel=heading)
     return built
 
 
 def _wanted(name: str, only: str) -> bool:
-    return name == only or only not in (*COMMANDS, *GROUPS, _VERSION)
+    known = {_VERSION}.union(*COMMANDS.values(), *GROUPS.values())
+    return name == only or only not in known
 
 
 def __getattr__(name: str) -> typer.Typer:
@@ -183,6 +203,11 @@ def _where_to_look(command: str, error: Exception) -> str:
     elsewhere = [] if named else running_elsewhere()
     lines = [*gone, *elsewhere, "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
     return "".join(f"\n{line}" for line in lines)
+
+
+def _first_sentence(text: str) -> str:
+    """What a list of commands shows; a command's own --help has all of `text`."""
+    return " ".join(text.split()).partition(". ")[0].rstrip(".") + "."
 
 
 def _found(where: str) -> typer.Typer:

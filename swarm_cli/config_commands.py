@@ -30,7 +30,7 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen, sources
 from swarm_cli.config_checks import entry_problems, objective_problem
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
-from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built
+from swarm_cli.local.base_model import TOY_POLICY, is_toy, toy_problem, toy_to_be_built
 from swarm_cli.local.procfile import is_free
 from swarm_cli.model.facts import read_facts
 from swarm_cli.risky_settings import (
@@ -39,6 +39,7 @@ from swarm_cli.risky_settings import (
     risky_with_model,
     row_limit_warnings,
     sent_key,
+    toys_settings,
     unlike_its_source,
 )
 from swarm_cli.task_probe import SMALLER, begin_deriving
@@ -96,7 +97,11 @@ def check(
     ]
     underivable = tasks.problems()
     problems = [*([objective] if objective else []), *([sources_message(underivable)] if underivable else []), *elsewhere]
-    warnings = [*ignored_entries(node_config), *risky_settings(node_config)]
+    warnings = [
+        *ignored_entries(node_config),
+        *risky_settings(node_config),
+        *toys_settings(node_config, toy=is_toy(node_config.model.path)),
+    ]
     warnings += [*left_out_rows(tasks.files), *row_limit_warnings(node_config, tasks.files), *tasks.reward_warnings]
     if model_facts:
         facts = model_facts()

@@ -6,7 +6,11 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "local" / "defaults"
 DEMO_CONFIG = _FOLDER / "demo.toml"
-"""The configuration of every command when neither `--config` nor `SWARM_CONFIG` names one."""
+"""The configuration of every command when neither `--config` nor `SWARM_CONFIG` names one, and the
+current folder has no `PROJECT_FILE`.
+"""
+PROJECT_FILE = "node.toml"
+"""What `swarm new` writes."""
 NATS_CONFIG = _FOLDER / "nats.conf"
 
 

@@ -28,6 +28,7 @@ HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
 to 1e-5, the demo's toy 1e-4, and adapters ten times that.
 """
 _LONG_ANSWER = 65_536
+TOY_RATE, TOY_TOKENS = 5e-5, 16
 _HOT, _COLD = 1.5, 0.3
 
 
@@ -66,6 +67,27 @@ def risky_with_model(config: NodeConfig, context_tokens: int, has_chat_template:
             f"model.path = {config.model.path}: its chat template ends a turn with {visible(undeclared_end, 60)}, which is no end "
             "token of the model, so answers may go on after it until generator.max_new_tokens: add it to eos_token_id in "
             "generation_config.json, or bring the model in with `swarm model import`, which does that"
+        )
+    return sentences
+
+
+def toys_settings(config: NodeConfig, *, toy: bool) -> list[str]:
+    """A sentence for each setting that suits the demo's toy and not the model that is trained: a
+    copy of its configuration has both. toy: whether the toy is trained.
+    """
+    if toy:
+        return []
+    trainer, asked = config.trainer, config.generator.max_new_tokens
+    sentences = []
+    if TOY_RATE <= trainer.learning_rate <= HIGHEST_RATE and not trainer.lora.rank:
+        sentences.append(
+            f"trainer.learning_rate = {trainer.learning_rate:g}: that of the demo's toy, at which a pretrained model forgets what "
+            "it knows; usual is 1e-6 to 1e-5"
+        )
+    if asked <= TOY_TOKENS:
+        sentences.append(
+            f"generator.max_new_tokens = {asked}: that of the demo's toy; an answer of a pretrained model is cut off after {asked} "
+            "tokens: a few hundred are enough for most tasks"
         )
     return sentences
 

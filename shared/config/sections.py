@@ -50,7 +50,8 @@ class TaskSpec(Section):
 
     source: Literal["reasoning_gym", "file"] = Field(
         "reasoning_gym",
-        description="Where the questions come from: file, or reasoning_gym for any named dataset, an installed package's too.",
+        description="Where the questions come from: file (the default with `path`), or reasoning_gym for any named dataset, an "
+        "installed package's too.",
     )
     dataset: str = Field(
         "",
@@ -109,6 +110,8 @@ class TaskSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _files_have_another_verifier(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("path") and "source" not in values:
+            values = {"source": "file", **values}
         return {"verifier": "exact", **values} if isinstance(values, dict) and values.get("source") == "file" else values
 
     @model_validator(mode="after")

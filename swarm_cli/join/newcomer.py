@@ -32,6 +32,7 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.invitation import Credential, Invitation, Member, task_specs
+from swarm_cli.local.base_model import TOY_MARK
 from swarm_cli.replace_file import replace_file
 
 _MOST_BYTES = 65_536
@@ -307,8 +308,6 @@ def _made(path: Path) -> SigningKey:
 
 _SUFFIX_CHARS = 6
 _NAME_CHARS = 32
-TOY_MARK = "base_policy.json"
-"""A file in the folder of every policy that `swarm model init` built."""
 
 
 def default_name(hostname: str, public_key: str) -> str:

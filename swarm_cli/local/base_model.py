@@ -14,6 +14,8 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 
 TOY_POLICY = Path("models/base")
+TOY_MARK = "base_policy.json"
+"""A file in the folder of every policy that `swarm model init` built."""
 _HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
@@ -62,6 +64,11 @@ def ensure_toy_policy(config: NodeConfig) -> None:
     problem = model_problem(config.model.path, config.model.revision)
     if problem:
         raise CommandError(problem, exit_code=EXIT_CONFIG)
+
+
+def is_toy(path: str) -> bool:
+    """Check whether `model.path` is the demo's policy, or one that `swarm model init` built."""
+    return Path(path) == TOY_POLICY or (Path(path) / TOY_MARK).is_file()
 
 
 def toy_to_be_built(config: NodeConfig) -> bool:

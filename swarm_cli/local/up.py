@@ -23,12 +23,12 @@ from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
 from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED
 from shared.text import visible
-from swarm_cli.chosen_config import load_chosen
+from swarm_cli.chosen_config import default_file, load_chosen
 from swarm_cli.config_checks import check_objective
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown
-from swarm_cli.local.base_model import ensure_toy_policy
+from swarm_cli.local.base_model import ensure_toy_policy, is_toy
 from swarm_cli.local.control import ControlHandler, answering, holding_run
 from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
@@ -43,7 +43,7 @@ from swarm_cli.local.procfile import (
 from swarm_cli.local.supervisor import GRACE_S, Outcome, lines_for_people, run_lines
 from swarm_cli.observe.run_files import unsaved_words
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.risky_settings import left_out_rows, risky_settings, row_limit_warnings
+from swarm_cli.risky_settings import left_out_rows, risky_settings, row_limit_warnings, toys_settings
 from swarm_cli.runs import (
     MAX_NODES,
     NOTE,
@@ -67,7 +67,10 @@ _OTHER_PORTS = f"stop those processes, or choose other ports with {OTHER_PORTS} 
 
 def up(
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=MAX_NODES, help="How many nodes.  [default: the run's, or 2]", show_default=False)
+        int | None,
+        typer.Option(
+            min=1, max=MAX_NODES, help="How many nodes.  [default: the run's, or 2; 1 if sampler.external is 0]", show_default=False
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="End when every trainer has taken this many steps; 0: run until Ctrl-C.")] = 0,
     name: Annotated[
@@ -77,7 +80,9 @@ def up(
     run: Annotated[str, typer.Option(help="Name of the run; that of an earlier run continues it, with its options.")] = "",
     config: Annotated[
         Path | None,
-        typer.Option(help="Configuration of every node.  [default: SWARM_CONFIG, the run's or the demo's]", show_default=False),
+        typer.Option(
+            help="Configuration of every node.  [default: SWARM_CONFIG, the run's, ./node.toml or the demo's]", show_default=False
+        ),
     ] = None,
     base_port: Annotated[
         int | None,
@@ -107,10 +112,10 @@ def up(
     given, taken = resume_options(asked, checked_run(run))
     if taken and not print_procfile:
         note(f"run {run}: continued with its earlier options, {' '.join(taken)}")
-    nodes = given.nodes or len(given.names) or Layout().nodes
     environment = run_environment(_path(given), run or time.strftime("%Y%m%d-%H%M%S"), steps)
     os.environ.update(environment)
     node_config = load_config()
+    nodes = given.nodes or len(given.names) or usual_nodes(node_config)
     layout = Layout(
         nodes,
         given.nats_port or DEFAULT_NATS_PORT,
@@ -129,7 +134,7 @@ def up(
         os.environ["SWARM_LOG__LEVEL"] = "warning"
     check_tasks = tasks_checked(node_config, alone=layout.nodes == 1 and not layout.nats_url)
     check_objective(node_config)
-    warnings = [*risky_settings(node_config), *check_tasks()]
+    warnings = [*risky_settings(node_config), *toys_settings(node_config, toy=is_toy(node_config.model.path)), *check_tasks()]
     ensure_toy_policy(node_config)
     folder = node_config.node.var_dir / "runs" / node_config.node.run
     with holding_run(folder):
@@ -174,6 +179,13 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
     return check
 
 
+def usual_nodes(config: NodeConfig) -> int:
+    """The number of nodes that start if none is given: nodes that share nothing gain nothing from
+    each other.
+    """
+    return Layout().nodes if config.sampler.external else 1
+
+
 def checked_run(run: str) -> str:
     """The name given with `--run`; empty for a new one. Raises CommandError if it is not valid."""
     if run and not re.fullmatch(RUN_PATTERN, run):
@@ -198,7 +210,7 @@ def run_environment(config: Path | None, run: str, steps: int) -> dict[str, str]
     """The environment variables that differ between runs. Together with their lines they are all
     that the processes get from `swarm up`.
     """
-    chosen = config or Path(os.environ.get(CONFIG_FILE_VARIABLE) or shown(DEMO_CONFIG))
+    chosen = config or Path(os.environ.get(CONFIG_FILE_VARIABLE) or shown(default_file()))
     environment = {CONFIG_FILE_VARIABLE: str(chosen), "SWARM_NODE__RUN": run}
     if steps:
         environment["SWARM_TRAINER__MAX_STEPS"] = str(steps)
@@ -320,8 +332,8 @@ def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
 
 def make_command(config: NodeConfig, layout: Layout) -> str:
     """The command with make that starts the same nodes on the same ports, from any folder."""
-    flags = " ".join(start_options(config, replace(layout, nodes=Layout().nodes)).words())
-    nodes = f" NODES={layout.nodes}" if layout.nodes != Layout().nodes else ""
+    flags = " ".join(start_options(config, replace(layout, nodes=usual_nodes(config))).words())
+    nodes = f" NODES={layout.nodes}" if layout.nodes != usual_nodes(config) else ""
     return f"make run RUN={shlex.quote(config.node.run)}{nodes}" + (f" UP_FLAGS={shlex.quote(flags)}" if flags else "")
 
 
@@ -330,7 +342,7 @@ def start_options(config: NodeConfig, layout: Layout) -> StartOptions:
     file = os.path.abspath(layout.config)
     other_port = not layout.nats_url and layout.nats_port != DEFAULT_NATS_PORT
     return StartOptions(
-        layout.nodes if layout.nodes != Layout().nodes else None,
+        layout.nodes if layout.nodes != usual_nodes(config) else None,
         tuple(layout.names and layout.node_names),
         "" if file == str(DEMO_CONFIG) else file,
         layout.nats_port if other_port else None,

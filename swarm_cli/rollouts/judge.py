@@ -16,7 +16,7 @@ from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from shared.text import visible
-from swarm_cli.chosen_config import for_node
+from swarm_cli.chosen_config import default_file, for_node
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.rollouts.records import BatchedGroup
@@ -171,7 +171,7 @@ def judge_of(config: NodeConfig, given: Path | None, run: str, names: FileNames 
             return Judge(for_node(load_config(started_with), config.node.id), names=names)
         except (ConfigError, OSError):
             pass  # the file was changed or removed since
-    return Judge(config, f"by {visible(str(file or shown(DEMO_CONFIG)), 200)}; --config names another", names)
+    return Judge(config, f"by {visible(str(file or shown(default_file())), 200)}; --config names another", names)
 
 
 def _configuration_of(folder: Path) -> Path | None:

@@ -15,6 +15,7 @@ from swarm_cli.app import COMMANDS, GROUPS
 from swarm_cli.console import terminal
 from swarm_cli.installation import DEMO_CONFIG
 
+NAMES = [name for names in (*COMMANDS.values(), *GROUPS.values()) for name in names]
 HEAVY = {
     *("torch", "transformers", "safetensors", "peft", "reasoning_gym", "sympy", "matplotlib", "pandas"),
     *("nats", "aiohttp", "numpy", "prometheus_client", "httpx2", "honcho"),
@@ -39,13 +40,13 @@ def imported() -> dict[str, set[str]]:
     """Return what is in memory when a command begins, each in a process that has built no other
     one.
     """
-    asked = [sys.executable, "-c", IMPORTED, ",".join(sorted(HEAVY)), *COMMANDS, *GROUPS, "--version"]
+    asked = [sys.executable, "-c", IMPORTED, ",".join(sorted(HEAVY)), *NAMES, "--version"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
     return {command: set(names) for command, *names in map(str.split, told)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [*COMMANDS, *GROUPS, "--version"])
+@pytest.mark.parametrize("command", [*NAMES, "--version"])
 def test_a_command_starts_without_what_it_may_need_later(command: str, imported: dict[str, set[str]]) -> None:
     assert imported[command] <= NEEDED_AT_ONCE.get(command, set())
 

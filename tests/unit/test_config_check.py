@@ -22,7 +22,8 @@ from shared.identity.keys import new_seed
 from swarm_cli import config_commands
 from swarm_cli.config_commands import key_file_problems, unreachable
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.risky_settings import risky_settings, risky_with_model, sent_key
+from swarm_cli.local.base_model import TOY_MARK, is_toy
+from swarm_cli.risky_settings import risky_settings, risky_with_model, sent_key, toys_settings
 from tests import forked
 
 
@@ -75,6 +76,19 @@ def test_the_demo_and_the_defaults_are_warned_of_nothing() -> None:
 )
 def test_wide_clip_bounds_are_no_warning_where_they_are_usual_or_never_reached(trainer: dict[str, Any]) -> None:
     assert risky_settings(configured(trainer=trainer)) == []
+
+
+def test_the_toys_settings_with_another_model_are_told_and_with_the_toy_are_not(tmp_path: Path) -> None:
+    def told(config: NodeConfig) -> list[str]:
+        return toys_settings(config, toy=is_toy(config.model.path))
+
+    demo = load_config(DEMO_CONFIG)
+    assert told(demo) == []
+    other = demo.model_copy(update={"model": demo.model.model_copy(update={"path": str(tmp_path)})})
+    assert [sentence.split(" = ")[0] for sentence in told(other)] == ["trainer.learning_rate", "generator.max_new_tokens"]
+    (tmp_path / TOY_MARK).write_text("{}")
+    assert told(other) == []
+    assert told(load_config(Path("config/smollm2.toml"))) == []
 
 
 def test_the_models_context_and_chat_template_are_held_against_the_settings() -> None:

@@ -1,0 +1,233 @@
+"""`swarm new`: a folder with a configuration that suits a model and a file of questions, and with a
+reward to begin with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shared.text import error_text
+from swarm_cli.console import note
+from swarm_cli.errors import CommandError
+from swarm_cli.installation import PROJECT_FILE
+
+if TYPE_CHECKING:
+    from shared.config import TaskSpec
+    from shared.config.sections import ModelSection
+
+REWARD_FILE = "rewards.py"
+SMALL_MODEL, SMALL_MODEL_RATE, USUAL_RATE, ADAPTER_FACTOR = 200_000_000, 1e-5, 1e-6, 10
+"""Learning rates of all weights: SmolLM2-135M learns with the first (docs/results.md), pretrained
+models of usual sizes with the second; adapters take ten times that.
+"""
+RANK = 16
+PROMPT_TOKENS_AT_LEAST = 64
+CPU_TOKENS, GPU_TOKENS = 256, 1024
+"""What a model that thinks before it answers is given at least."""
+HELD_OUT, HELD_OUT_AT_LEAST, ONE_IN = 200, 16, 5
+CHARS_PER_TOKEN = 3
+"""Few, so that lengths are not underestimated: English has about four."""
+KEPT_FREE_BYTES = 2 * 10**9
+GPU_FRACTION = 0.3
+"""Of a card's memory, which vLLM takes beside the trainer."""
+_LOOKED_AT = 2000
+_BOXED = "Think step by step, and give the final answer in \\boxed{}."
+PROMPTS = {
+    "final_number": _BOXED,
+    "math": _BOXED,
+    "exact": "Give the final answer, and nothing else, between <answer> and </answer>.",
+}
+"""A system prompt for each verifier, in the order in which they are tried: the first that can read
+nearly all reference answers scores them.
+"""
+_REWARD = '''"""Rewards of your own. To use this one, put `reward = "{file}:accuracy"` into {config} in the place
+of `verifier`. `swarm task score` shows what it gives (docs/tasks.md).
+"""
+
+import re
+
+
+def accuracy(completions, answer, **columns):
+    """1 for each completion whose last number is the row's answer, else 0; None: does not apply."""
+    rewards = []
+    for completion, right in zip(completions, answer):
+        numbers = re.findall(r"-?\\d+(?:\\.\\d+)?", completion)
+        rewards.append(float(bool(numbers) and numbers[-1] == str(right)))
+    return rewards
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a file of questions is like. verifier: which can score it; the lengths are in characters
+    of its longest questions and reference answers but for one in twenty.
+    """
+
+    questions: int
+    verifier: str
+    question_chars: int
+    answer_chars: int
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make.")],
+    model: Annotated[str, typer.Option(help="The model to train: a folder, or a hub name (OWNER/NAME) with --revision.")],
+    data: Annotated[Path, typer.Option(help="Your questions and answers (docs/tasks.md).")],
+    revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
+) -> None:
+    """Write a folder with a configuration that suits your model and your questions, and a reward to
+    begin with. `swarm up` in it trains.
+    """
+    from shared.config.sections import ModelSection
+    from swarm_cli.model.memory import check_named
+
+    folder = Path(name)
+    if not data.exists():
+        raise CommandError(f"there is no {data}: give a file or folder of questions with --data")
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise CommandError(f"{name}: cannot be looked at ({error_text(error)}): choose another folder") from None
+    if taken:
+        raise CommandError(f"{name} exists and is not empty: choose another name")
+    check_named(model, revision)
+    path = str(Path(model).absolute()) if Path(model).is_dir() else model
+    rows = read_rows(data)
+    section, context_tokens = _fitting(ModelSection(path=path, revision=revision), PROMPTS[rows.verifier])
+    lines = chosen(section, rows, context_tokens, Path(data).absolute())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PROJECT_FILE).write_text(_toml(lines))
+        (folder / REWARD_FILE).write_text(_REWARD.format(file=REWARD_FILE, config=PROJECT_FILE))
+    except OSError as error:
+        raise CommandError(f"{name}: cannot be written ({error_text(error)}): choose another folder") from None
+    note(f"wrote {folder / PROJECT_FILE} and {folder / REWARD_FILE}")
+    note(f"next: cd {name} && swarm up        (swarm config check looks at everything first)")
+
+
+def read_rows(data: Path) -> Rows:
+    """Read the questions, and find the verifier that can read their reference answers.
+
+    Raises:
+        CommandError: the file cannot be used; with a line for each mistake.
+    """
+    from shared.config import TaskSpec
+    from shared.tasks.derive import TaskError
+    from shared.tasks.file_formats import FileSourceError
+    from shared.tasks.file_source import load_rows
+
+    spec = TaskSpec(path=str(data))
+    try:
+        rows = load_rows(spec)
+        named = spec.model_copy(update={"dataset": rows.name})
+        verifier = _verifier(named, len(rows))
+    except (FileSourceError, TaskError) as error:
+        raise CommandError(str(error)) from None
+    step = max(1, len(rows) // _LOOKED_AT)
+    seen = [rows.row(index) for index in range(0, len(rows), step)]
+    return Rows(rows.distinct_questions(), verifier, *(_most(len(each[part]) for each in seen) for part in (0, 1)))
+
+
+def _verifier(spec: TaskSpec, size: int) -> str:
+    """The first of `PROMPTS` that leaves out at most one in twenty of the rows, else the one that
+    leaves out the fewest.
+    """
+    from shared.tasks.reference_checks import look
+
+    left_out: dict[str, float] = {}
+    for verifier in PROMPTS:
+        looked = look(spec.model_copy(update={"verifier": verifier}), size)
+        left_out[verifier] = len(looked.left_out) / max(1, looked.rows)
+        if left_out[verifier] <= 0.05:
+            return verifier
+    return min(left_out, key=left_out.__getitem__)
+
+
+def _most(lengths: Any) -> int:
+    """The length that nineteen of twenty do not exceed."""
+    ordered = sorted(lengths)
+    return int(ordered[math.ceil(len(ordered) * 0.95) - 1])
+
+
+def _fitting(model: ModelSection, system_prompt: str) -> tuple[ModelSection, int]:
+    """The model with the system prompt, or without one if it has no place for it; its context in
+    tokens. Raises CommandError if the model cannot be used.
+    """
+    from swarm_cli.model.facts import read_facts
+
+    facts = read_facts(model)()
+    if facts.problems:
+        raise CommandError("\n".join(facts.problems))
+    if not facts.has_chat_template:
+        return model, facts.context_tokens
+    prompted = model.model_copy(update={"system_prompt": system_prompt})
+    return (model if read_facts(prompted)().problems else prompted), facts.context_tokens
+
+
+def chosen(model: ModelSection, rows: Rows, context_tokens: int, data: Path) -> list[tuple[str, Any, str]]:
+    """The settings, each with its value and its reason."""
+    import torch
+
+    from shared.model.model_size import available_memory_bytes, gigabytes
+    from swarm_cli.model.memory import configuration_of, model_memory
+
+    gpu = torch.cuda.is_available()
+    prompt = max(PROMPT_TOKENS_AT_LEAST, (rows.question_chars + len(model.system_prompt)) // CHARS_PER_TOKEN)
+    wanted = max(GPU_TOKENS if gpu else CPU_TOKENS, 64 * math.ceil(2 * rows.answer_chars / CHARS_PER_TOKEN / 64))
+    answer = max(1, min(wanted, context_tokens - 2 * prompt))
+    width = prompt + answer
+    budget = max(width, 8192 if gpu else 1024)
+    found = model_memory(
+        configuration_of(model.path, model.revision),
+        torch.bfloat16 if gpu else torch.float32,
+        rank=1,
+        tokens=budget,
+        width=width,
+        gpus=1,
+    )
+    whole = found.methods[0].plain
+    free = int(torch.cuda.mem_get_info()[0] * (1 - GPU_FRACTION)) if gpu else (available_memory_bytes() or 0) - found.generating
+    fits = whole is not None and whole.total + KEPT_FREE_BYTES <= free
+    rate = SMALL_MODEL_RATE if found.size.parameters <= SMALL_MODEL else USUAL_RATE
+    need = "" if whole is None else f", {gigabytes(whole.total)} in a step"
+    held_out = min(HELD_OUT, max(HELD_OUT_AT_LEAST, rows.questions // ONE_IN), rows.questions // 2)
+    lines: list[tuple[str, Any, str]] = [("model.path", model.path, "")]
+    if model.revision:
+        lines.append(("model.revision", model.revision, "the commit that you reviewed"))
+    if model.system_prompt:
+        lines.append(("model.system_prompt", model.system_prompt, "the form in which answers are found"))
+    lines.append(("generator.max_new_tokens", answer, "longer answers are cut off; thinking needs more"))
+    if gpu:
+        lines.append(("generator.gpu_memory_fraction", GPU_FRACTION, "of the card, for vLLM; the trainer has the rest"))
+    lines += [
+        ("eval.tasks", held_out, f"held out of {rows.questions:,} questions and never trained on"),
+        ("eval.every_versions", 10, "steps between evaluations"),
+        ("sampler.local", 4, "groups of a step"),
+        ("sampler.external", 0, "a node of its own; remove both lines to share (docs/joining.md)"),
+    ]
+    if fits:
+        lines.append(("trainer.learning_rate", rate, f"all {found.size.parameters / 1e6:,.0f} million weights{need}"))
+    else:
+        rank = min(RANK, found.size.highest_rank or RANK)
+        lines.append(("trainer.lora.rank", rank, f"adapters, since all weights need too much memory{need}"))
+        lines.append(("trainer.learning_rate", rate * ADAPTER_FACTOR, "of adapters"))
+    lines.append(("trainer.token_budget", budget, "padded tokens of a pass; less saves memory, with the same result"))
+    return [*lines, ("path", str(data), ""), ("verifier", rows.verifier, f'or of your own: reward = "{REWARD_FILE}:accuracy"')]
+
+
+def _toml(lines: Sequence[tuple[str, Any, str]]) -> str:
+    """The settings as dotted keys, which is how messages and pages call them."""
+    text = ["# Chosen by `swarm new`; all other settings: swarm config show --all"]
+    for key, value, reason in lines:
+        if key == "path":
+            text += ["", "[[tasks]]"]
+        shown = f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+        text.append(f"{key} = {shown}" + (f"  # {reason}" if reason else ""))
+    return "\n".join(text) + "\n"

@@ -1,0 +1,114 @@
+"""`swarm new`: a folder in which `swarm up` trains, from a model and a file of questions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import load_config
+from tests.nats_server import free_port
+
+REPO = Path(__file__).resolve().parents[2]
+MODEL = REPO / "models" / "base"
+MOST_LINES, MOST_LINES_WITHOUT_COMMENTS = 20, 15
+
+
+def _swarm(folder: Path, *arguments: str, timeout_s: float = 120.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    command = [sys.executable, "-m", "swarm_cli", *arguments]
+    where = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env={**clean, **where, **environment}, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def _questions(file: Path, answers: list[str]) -> Path:
+    rows = [{"question": f"What is question {index}?", "answer": answer} for index, answer in enumerate(answers)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def _written(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "node.toml").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answers", "verifier"),
+    [
+        ([f"{number} apples were sold, so it is\n#### {number}" for number in range(60)], "final_number"),
+        ([f"\\frac{{{number}}}{{7}}" for number in range(1, 60)], "math"),
+        ([f"the town of N{'o' * number}" for number in range(60)], "exact"),
+    ],
+    ids=["GSM8K", "expressions", "words"],
+)
+def test_what_is_written_passes_every_check_and_has_the_verifier_that_reads_the_answers(
+    answers: list[str], verifier: str, tmp_path: Path
+) -> None:
+    data = _questions(tmp_path / "my questions.jsonl", answers)
+    done = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", data.name)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "mine"
+    written = _written(folder)
+    assert written["tasks"] == [{"path": str(data), "verifier": verifier}]
+    assert 16 <= written["eval"]["tasks"] <= len(answers) // 2
+    lines = [line for line in (folder / "node.toml").read_text().splitlines() if line]
+    assert len(lines) <= MOST_LINES
+    assert len([line for line in lines if not line.startswith("#")]) <= MOST_LINES_WITHOUT_COMMENTS
+    config = load_config(folder / "node.toml")
+    assert config.sampler.external == 0 and config.tasks[0].source == "file"
+    checked = _swarm(folder, "config", "check")
+    assert checked.returncode == 0, checked.stderr
+    assert "OK: 1 task source" in checked.stdout + checked.stderr
+    compile((folder / "rewards.py").read_text(), "rewards.py", "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "nowhere", "--data", "rows.jsonl"), "there is no folder nowhere"),
+        (("--model", str(MODEL), "--data", "nothing.jsonl"), "there is no nothing.jsonl"),
+        (("--model", "some/name", "--data", "rows.jsonl"), "needs --revision"),
+        (("--model", str(MODEL), "--data", "broken.jsonl"), "broken.jsonl: line 1"),
+    ],
+    ids=["no model", "no data", "no revision", "broken rows"],
+)
+def test_what_cannot_be_used_is_told_and_leaves_no_folder(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    _questions(tmp_path / "rows.jsonl", [str(number) for number in range(40)])
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    done = _swarm(tmp_path, "new", "mine", *arguments)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_that_has_something_in_it_is_left_as_it_is(tmp_path: Path) -> None:
+    data = _questions(tmp_path / "rows.jsonl", ["1"])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "node.toml").write_text("mine")
+    done = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", str(data))
+    assert done.returncode != 0 and "not empty" in done.stderr
+    assert (tmp_path / "mine" / "node.toml").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_one_node_trains_in_the_folder_without_another_word(tmp_path: Path) -> None:
+    data = _questions(tmp_path / "rows.jsonl", [str(number % 10) for number in range(40)])
+    made = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", str(data))
+    assert made.returncode == 0, made.stderr
+    shorter = {"SWARM_GENERATOR__MAX_NEW_TOKENS": "8", "SWARM_HTTP__BASE_PORT": "0"}
+    ended = _swarm(tmp_path / "mine", "up", "--steps", "2", "--nats-port", str(free_port()), timeout_s=400.0, **shorter)
+    assert "all nodes have taken 2 steps" in ended.stdout + ended.stderr, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert ended.returncode == 0
+    (run,) = (tmp_path / "mine" / "var" / "runs").iterdir()
+    assert (run / "alpha").is_dir() and not (run / "beta").exists()
