@@ -7,6 +7,7 @@ Lines are plain, without cursor movement, because honcho puts a prefix before ea
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -275,10 +276,23 @@ class ProgressView:
             # The services have not ended, so whether the last policy is saved is not known yet.
             if node.unwritten:
                 _say(f"{visible(node.node)}: {node.unwritten}")
-        run = self._config.node.run
-        _say(f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log")
-        _say(f"next:   swarm plot {run}{where_runs_are(self._config)}      learning curves as PNG (make plot RUN={run})")
-        _say(f"        {goes_on(self._run_dir)}      continues training")
+        for line in self._next_commands():
+            _say(line)
+
+    def _next_commands(self) -> list[str]:
+        run, where, node = self._config.node.run, where_runs_are(self._config), self._names[0]
+        commands = [
+            (f"swarm dashboard --run {run}", "curves, questions and answers in a browser"),
+            (f"swarm eval {shlex.quote(str(self._run_dir / node))} --answers 3", "what the policy answers"),
+            (f"swarm model export {run} {node} trained --best{where}", "the best policy as a Hugging Face folder"),
+            (f"swarm plot {run}{where}", f"learning curves as PNG (make plot RUN={run})"),
+            (goes_on(self._run_dir), "continues training"),
+        ]
+        begin = ["next:", *[""] * (len(commands) - 1)]
+        return [
+            f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log",
+            *(f"{word:<8}{command}      {what}" for word, (command, what) in zip(begin, commands, strict=True)),
+        ]
 
 
 def _say(line: str) -> None:
