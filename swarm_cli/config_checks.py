@@ -1,8 +1,10 @@
-"""Checks of what a configuration names: an objective and installed packages, as the services would
-take them.
+"""Checks of what a configuration names: an objective, installed packages and a folder, as the
+services would take them.
 """
 
 from __future__ import annotations
+
+from tempfile import TemporaryDirectory
 
 from shared.config import NodeConfig
 from shared.config.load import chosen_entries
@@ -52,3 +54,16 @@ def entry_problems(config: NodeConfig) -> list[str]:
             except ValueError as error:
                 problems.append(str(error))
     return problems
+
+
+def folder_problems(config: NodeConfig) -> list[str]:
+    """Why the nodes' folders cannot be written; empty if they can. What is made to find out is
+    removed.
+    """
+    var_dir = config.node.var_dir.absolute()
+    nearest = next(folder for folder in (var_dir, *var_dir.parents) if folder.exists())
+    try:
+        with TemporaryDirectory(dir=nearest):
+            return []
+    except OSError as error:
+        return [f"node.var_dir: {config.node.var_dir} cannot be written ({error.strerror}): set it to a folder that can be"]

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from shared.config import NodeConfig
-from shared.config.load import ignored_entries
+from shared.config import ConfigError, NodeConfig
+from shared.config.load import Location, ignored_entries
 from shared.config.section import sources_message
 from shared.config.sections import BASIC
 from shared.identity.keys import KeyFileError, load
@@ -27,7 +27,7 @@ from shared.text import error_text
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
 from swarm_cli.chosen_config import ConfigOption, load_chosen, sources
-from swarm_cli.config_checks import entry_problems, objective_problem
+from swarm_cli.config_checks import entry_problems, folder_problems, objective_problem
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, is_toy, toy_problem, toy_to_be_built
@@ -37,8 +37,8 @@ from swarm_cli.risky_settings import (
     left_out_rows,
     risky_settings,
     risky_with_model,
-    row_limit_warnings,
     sent_key,
+    sharing_warnings,
     toys_settings,
     unlike_its_source,
 )
@@ -80,34 +80,43 @@ def check(
     Warnings name settings likely to ruin the run. Mistakes are reported together, apart from those
     that can be seen only once another is mended.
     """
-    node_config = load_chosen(config)
+    node_config, faults, removed, places = _sound_values(config)
+    faulty = {location[0] for location in removed}
     toy = toy_to_be_built(node_config)
-    # Two processes work while this one does the rest; the model's takes the longest.
-    model_facts = None if toy else read_facts(node_config.model)
+    # Two processes work while this one does the rest; the model's takes the longest. Where a fault
+    # may have hidden which model was meant, none is looked at.
+    known = not removed or "path" in node_config.model.model_fields_set
+    model_facts = read_facts(node_config.model) if known and not toy else None
     # Files are read and a task is derived, as some of reasoning-gym's settings fail only then.
-    tasks = begin_deriving(node_config.tasks, node_config.eval.tasks, SMALLER)
-    objective = objective_problem(node_config)
-    untaught = toy_problem(node_config)
-    elsewhere = [
+    held_out = 0 if faulty - _NO_SHARES else node_config.eval.tasks
+    tasks = begin_deriving(node_config.tasks, held_out, SMALLER, places)
+    untaught = "" if faulty & {"model", "tasks"} else toy_problem(node_config)
+    underivable = tasks.problems()
+    problems = [
+        *filter(None, ["" if "trainer" in faulty else objective_problem(node_config)]),
+        *([sources_message(underivable)] if underivable else []),
         *([untaught] if untaught else []),
         *entry_problems(node_config),
-        *key_file_problems(node_config),
+        *([] if "node" in faulty else [*folder_problems(node_config), *key_file_problems(node_config)]),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
     ]
-    underivable = tasks.problems()
-    problems = [*([objective] if objective else []), *([sources_message(underivable)] if underivable else []), *elsewhere]
     warnings = [
         *ignored_entries(node_config),
         *risky_settings(node_config),
         *toys_settings(node_config, toy=is_toy(node_config.model.path)),
+        *left_out_rows(tasks.files),
+        *sharing_warnings(node_config, tasks),
+        *tasks.reward_warnings,
     ]
-    warnings += [*left_out_rows(tasks.files), *row_limit_warnings(node_config, tasks.files), *tasks.reward_warnings]
     if model_facts:
         facts = model_facts()
         problems += facts.problems
         if not problems:
             warnings += risky_with_model(node_config, facts.context_tokens, facts.has_chat_template, facts.undeclared_end)
+    if faults:
+        # Warnings would be about defaults where the file has faults.
+        raise CommandError("\n".join([faults, *problems]), EXIT_CONFIG)
     if connect:
         problems += asyncio.run(unreachable(node_config))
     _advise(node_config, warnings, toy and not untaught)
@@ -117,6 +126,22 @@ def check(
         say(f"reward: {line}")
     beside = f", {count(len(warnings), 'warning')}" if warnings else ""
     say(f"OK: {count(len(node_config.tasks), 'task source')}, model {node_config.model.path}{beside}")
+
+
+_NO_SHARES = frozenset(NodeConfig.model_fields) - {"eval", "tasks"}
+"""Faults in these sections do not change how many rows of a file are held out."""
+
+
+def _sound_values(config: Path | None) -> tuple[NodeConfig, str, frozenset[Location], tuple[int, ...]]:
+    """The configuration; or the values without fault, the message about the faults, what was
+    removed for them, and the places of the task sources that are left.
+    """
+    try:
+        return load_chosen(config), "", frozenset(), ()
+    except ConfigError as error:
+        if error.rest is None:
+            raise
+        return error.rest.config, str(error), error.rest.removed, error.rest.places
 
 
 def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:

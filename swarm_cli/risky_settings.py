@@ -18,9 +18,11 @@ from shared.text import visible
 from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.console import count
 from swarm_cli.observe.node_state import duration
+from swarm_cli.observe.verdict import FEWEST_TASKS
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileQuestions
+    from swarm_cli.task_probe import Deriving
 
 
 HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
@@ -109,6 +111,8 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
         yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
     if not config.eval.tasks:
         yield "eval.tasks = 0: nothing measures whether the policy gets better or worse; 200 held-out questions are enough"
+    elif config.eval.tasks < FEWEST_TASKS:
+        yield f"eval.tasks = {config.eval.tasks}: too few to judge a run by at its end; set {FEWEST_TASKS} or more"
 
 
 def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
@@ -173,12 +177,24 @@ def row_limit_warnings(config: NodeConfig, files: Sequence[FileQuestions]) -> li
     """A sentence for each file of which a sender of `GROUPS_PER_S` uses up all rows before the
     first may come again; none if this node takes no foreign groups.
     """
-    if not files or not config.sampler.external or config.nats.swarm_url is None:
+    if not files or not _takes_foreign(config):
         return []
     # Imports numpy, which commands without a file do without.
     from services.verifier.copies import GROUPS_OF_A_ROW, REMEMBERED_S
 
     return [sentence for file in files if (sentence := _sentence(file, GROUPS_OF_A_ROW, REMEMBERED_S))]
+
+
+def sharing_warnings(config: NodeConfig, tasks: Deriving) -> list[str]:
+    """`row_limit_warnings`, and a sentence for each source of which this node refuses all foreign
+    groups because no pass is defined.
+    """
+    waits = _takes_foreign(config) and not config.verifier.foreign_partial_credit
+    return [*(tasks.awaiting_pass if waits else []), *row_limit_warnings(config, tasks.files)]
+
+
+def _takes_foreign(config: NodeConfig) -> bool:
+    return bool(config.sampler.external) and config.nats.swarm_url is not None
 
 
 def _sentence(file: FileQuestions, of_a_row: int, remembered_s: float) -> str:

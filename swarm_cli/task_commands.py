@@ -95,7 +95,7 @@ def score(
     what references earn.
     """
     from shared.tasks.evaluation import PassRules
-    from shared.tasks.reference_checks import Trial, try_rewards
+    from shared.tasks.reference_checks import Trial, Tried, try_rewards
     from shared.tasks.sandbox import ScoringJob
 
     # Not in text mode, because an answer need not be valid UTF-8.
@@ -114,15 +114,17 @@ def score(
     if result.reason is not None:
         raise CommandError(result.detail)
     (reward,), (mark,) = result.rewards, result.marks
-    passed = rules.passed(ref, result.rewards, result.marks) if reward is not None else None
+    passed = None if reward is None else rules.settled_pass(ref, reward, mark)
     if as_json:
-        facts = {"reward": reward, "passed": passed[0] if passed else None, "unknown": mark.cause or None}
+        facts = {"reward": reward, "passed": passed, "unknown": mark.cause or None}
         typer.echo(json.dumps(facts | {"seconds": round(result.seconds, 3)}))
     else:
         typer.echo(f"unknown ({mark.cause})" if reward is None else f"{reward:g}")
     if reward is None:
         why = {"timeout": "did not return in time", "killed": "ended its process"}.get(mark.cause, result.detail)
         note(f"verifier {verifier} {why}: in a run, this answer leaves its group")
+    else:
+        note(f"this answer earns {Tried(reward, passed, mark, result.detail, result.seconds)}")
     for trial in trials:
         note(trial.figures)
         if trial.problem:

@@ -59,6 +59,8 @@ class TaskProbe:
         self.rewards: list[str] = []
         """What references earn, a line for each source whose reward is the user's choice."""
         self.reward_warnings: list[str] = []
+        self.awaiting_pass: list[str] = []
+        """A line for each source whose reward does not say what passes."""
 
     def __enter__(self) -> TaskProbe:
         return self
@@ -92,7 +94,7 @@ class TaskProbe:
         names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in tasks))
         why = f"({names}; the settings of one may demand too much): {remedy}"
         asked = {"tasks": [spec.model_dump(mode="json") for spec in tasks], "held_out": held_out, "places": list(places)}
-        self.files, self.rewards, self.reward_warnings = [], [], []
+        self.files, self.rewards, self.reward_warnings, self.awaiting_pass = [], [], [], []
         if deadline_s is None:
             deadline_s = DEADLINE_S + sum(_file_s(spec) for spec in tasks) + LATE_S * len(tasks)
         if not self._ready():
@@ -111,6 +113,7 @@ class TaskProbe:
 
             self.files = [FileQuestions(**{**each, "left_out": tuple(each["left_out"])}) for each in answer["files"]]
         self.rewards, self.reward_warnings = answer["rewards"], answer["reward_warnings"]
+        self.awaiting_pass = answer["awaiting_pass"]
         return [str(problem) for problem in answer["problems"]]
 
     def _ready(self) -> bool:
@@ -162,8 +165,8 @@ def problems_within(
 
 
 class Deriving:
-    """A process that was started for one question. `files`, `rewards`, `reward_warnings`: as in
-    `TaskProbe`, once `problems` has been called.
+    """A process that was started for one question. `files`, `rewards`, `reward_warnings`,
+    `awaiting_pass`: as in `TaskProbe`, once `problems` has been called.
     """
 
     def __init__(self, ask: Callable[[TaskProbe], list[str]]) -> None:
@@ -173,12 +176,14 @@ class Deriving:
         self.files: list[FileQuestions] = []
         self.rewards: list[str] = []
         self.reward_warnings: list[str] = []
+        self.awaiting_pass: list[str] = []
 
     def problems(self) -> list[str]:
         """Hand the process the sources and wait for their problems."""
         with self._begun as apart:
             problems = self._ask(apart)
             self.files, self.rewards, self.reward_warnings = apart.files, apart.rewards, apart.reward_warnings
+            self.awaiting_pass = apart.awaiting_pass
         return problems
 
 
@@ -227,18 +232,16 @@ def main() -> None:
         about = (tasks, asked["held_out"], asked["places"])
         problems = source_problems(*about)
         files = [] if problems else [asdict(each) for each in file_questions(*about)]
-        rewards: list[str] = []
-        warnings: list[str] = []
+        told = {"problems": problems, "files": files, "rewards": [], "reward_warnings": [], "awaiting_pass": []}
         if not problems and any(map(worth_trying, tasks)):
-            problems, rewards, warnings = _tried(tasks, asked["places"])
-        told = {"problems": problems, "files": files, "rewards": rewards, "reward_warnings": warnings}
+            told |= _tried(tasks, asked["places"])
         answer.write(json.dumps(told).encode() + b"\n")
         forget_derived()
 
 
-def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> tuple[list[str], list[str], list[str]]:
+def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> dict[str, list[str]]:
     """Try the rewards in the sandbox that a run uses: mistakes of built-in verifiers, what was
-    earned, and warnings about the user's own.
+    earned, warnings about the user's own, and which of these wait for a pass.
     """
     from shared.config.section import entry_lines
     from shared.config.sections import VerifierSection
@@ -262,10 +265,16 @@ def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> tuple[list[str],
     try:
         found = asyncio.run(trials())
     except SandboxError as error:
-        return [str(error)], [], []
+        return {"problems": [str(error)]}
     wrong = [(place, trial.problem) for place, trial in found if trial.problem and trial.built_in]
     warnings = [(place, f"{trial.problem} ({trial.figures})") for place, trial in found if trial.problem and not trial.built_in]
-    return entry_lines(wrong), [trial.figures for _, trial in found], entry_lines(warnings)
+    waiting = [(place, f"groups of other nodes are refused, as {trial.no_pass}") for place, trial in found if trial.awaits_pass]
+    return {
+        "problems": entry_lines(wrong),
+        "rewards": [trial.figures for _, trial in found],
+        "reward_warnings": entry_lines(warnings),
+        "awaiting_pass": entry_lines(waiting),
+    }
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -67,15 +67,31 @@ MAX_FILE_BYTES = 4 * 2**20
 _LONGEST_VALUE = 200
 """Characters shown of a wrong value."""
 
+Location = tuple[int | str, ...]
+
 
 class ConfigError(ValueError):
     """The configuration is invalid. The message names each field, its problem and where the value
     came from. `faults`: its lines, one for each problem; empty if the file could not be read.
+    `rest`: the values that are not at fault; None if that is not known.
     """
 
-    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, faults: Sequence[str] = (), rest: SoundValues | None = None) -> None:
         super().__init__(message)
         self.faults = faults
+        self.rest = rest
+
+
+class SoundValues(NamedTuple):
+    """The values of a configuration that are not at fault. `config`: these alone, in sections that
+    need not fit together. `removed`: what is not in it, as `("trainer", "learning_rate")`; of a
+    faulty task source the whole entry, as `("tasks", 0)`. `places`: the place in the list, as it
+    was written, of each task source that is left.
+    """
+
+    config: NodeConfig
+    removed: frozenset[Location]
+    places: tuple[int, ...]
 
 
 class NodeConfig(BaseSettings):
@@ -102,7 +118,7 @@ class NodeConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _combinations(self) -> NodeConfig:
-        if problems := list(self._problems_together()):
+        if not _sources.only_sound and (problems := list(self._problems_together())):
             raise ValueError("\n".join(problems))
         return self
 
@@ -166,6 +182,8 @@ class _Sources:
 
     file: dict[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    only_sound: bool = False
+    """Values at fault were removed, so that sections need not fit together."""
 
 
 _sources = _Sources()
@@ -193,26 +211,70 @@ def load_config(
     try:
         file = _read_toml(chosen) if chosen is not None else {}
     except ConfigError as error:
-        _, further = _built(_Sources({}, variables), {})
+        _, further, _ = _built(_Sources({}, variables), {})
         of_variables = [line for line in further if line.startswith("environment variable")]
         raise ConfigError("\n".join([str(error), *faults, *of_variables])) from None
-    config, further = _built(_Sources(file, variables), overrides or {})
+    config, further, places = _built(_Sources(file, variables), overrides or {})
     faults += further
     if config is None or faults:
-        raise ConfigError(_together(faults, chosen), faults)
+        rest = _sound_values(_Sources(file, variables, only_sound=True), overrides or {}, places)
+        raise ConfigError(_together(faults, chosen), faults, rest)
     return config
 
 
-def _built(sources: _Sources, overrides: Mapping[str, Any]) -> tuple[NodeConfig | None, list[str]]:
-    """The configuration, or a line for each fault."""
+def _built(sources: _Sources, overrides: Mapping[str, Any]) -> tuple[NodeConfig | None, list[str], set[Location]]:
+    """The configuration, or a line for each fault and the places of the faults."""
     global _sources
     before, _sources = _sources, sources
     try:
-        return NodeConfig(**overrides), []
+        return NodeConfig(**overrides), [], set()
     except ValidationError as error:
-        return None, _faults_of(error, sources.variables)
+        return None, _faults_of(error, sources.variables), {_without_kind(problem)[0] for problem in error.errors()}
     finally:
         _sources = before
+
+
+def _sound_values(sources: _Sources, overrides: Mapping[str, Any], faulty: set[Location]) -> SoundValues | None:
+    """What is left without the values at fault; None if that cannot be told, as where an override
+    is at fault.
+    """
+    removed = {_removed_with(location) for location in faulty if location}
+    tasks = sources.file.get("tasks")
+    places = tuple(place for place in range(len(tasks) if isinstance(tasks, list) else 0) if ("tasks", place) not in removed)
+    variables = {name: value for name, value in sources.variables.items() if name not in _set_by(faulty, sources.variables)}
+    config, _, still = _built(replace(sources, file=_without(sources.file, removed), variables=variables), overrides)
+    if config is None or still:
+        return None
+    written = len(places) == len(config.tasks)
+    return SoundValues(config, frozenset(removed), places if written else tuple(range(len(config.tasks))))
+
+
+def _set_by(locations: Iterable[Location], variables: Mapping[str, str]) -> set[str | None]:
+    return {_variable_at(location, variables) for location in locations}
+
+
+def _removed_with(location: Location) -> Location:
+    """The entry or key to remove for a fault at `location`: lists of plain values go as a whole."""
+    place = next((place for place, part in enumerate(location) if isinstance(part, int)), None)
+    if place is None:
+        return location
+    return location[: place + 1] if location[0] == "tasks" else location[:place]
+
+
+def _without(values: Mapping[str, Any], removed: Iterable[Location], at: Location = ()) -> dict[str, Any]:
+    """A copy of nested values without those at `removed`."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        here = (*at, name)
+        if here in removed:
+            continue
+        if isinstance(value, Mapping):
+            kept[name] = _without(value, removed, here)
+        elif isinstance(value, list):
+            kept[name] = [each for place, each in enumerate(value) if (*here, place) not in removed]
+        else:
+            kept[name] = value
+    return kept
 
 
 def setting_variables(variables: Iterable[str]) -> list[str]:
@@ -313,7 +375,6 @@ def _as_json(text: str, kind: Any) -> str:
     return json.dumps([json.loads(item) if _is_json(item) else item for item in items])
 
 
-Location = tuple[int | str, ...]
 _KIND = re.compile(r"(?:literal|list|tuple|dict)\[.*\]|int|float|bool|str|none", re.DOTALL)
 
 

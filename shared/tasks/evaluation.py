@@ -32,7 +32,12 @@ SAID = frozenset({Mark.PASSED, Mark.FAILED})
 MANY = 3
 """This many distinct rewards of a source say that its reward has no full marks by itself."""
 REMEDY_NO_PASS = "set pass_at in its [[tasks]] entry"
-NO_PASS = f"no pass defined: {REMEDY_NO_PASS}"
+NO_PASS = f"no pass is defined: {REMEDY_NO_PASS}"
+
+
+def pass_words(passed: bool | None) -> str:
+    """Say whether an answer passes; None: no pass is defined."""
+    return {True: "passes", False: "does not pass", None: NO_PASS}[passed]
 
 
 class PassRules:
@@ -66,6 +71,15 @@ class PassRules:
         """Identify the scorer of a task's source; None for a task that no source has."""
         spec = self._choice.spec_for(ref)
         return None if spec is None else spec.scorer_id
+
+    def settled_pass(self, ref: TaskRef, reward: float | None, mark: Mark) -> bool | None:
+        """Check whether an answer passes, whatever rewards others will earn: None where only the
+        rewards of a run can tell.
+        """
+        if self._fixed(ref) is None and self._source(ref) not in self._told and mark not in SAID:
+            return None
+        passed = self.passed(ref, [reward], [mark])
+        return None if passed is None else passed[0]
 
     def is_defined(self, ref: TaskRef) -> bool:
         return self._threshold(ref) is not None or self._source(ref) in self._told

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +20,7 @@ from shared.registry import DEFAULT_VERIFIER
 from shared.rewards import Mark, differ
 from shared.tasks.answers import CLOSING_TAG, OPENING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, dataset_size, derive_item, from_package
-from shared.tasks.evaluation import SAID, PassRules
+from shared.tasks.evaluation import MANY, PassRules, pass_words
 from shared.tasks.file_formats import place_in
 from shared.tasks.file_rows import find_rows, is_file_name
 from shared.tasks.verifiers import is_built_in, scorer_of
@@ -211,17 +211,21 @@ class Tried:
 
     def __str__(self) -> str:
         earned = f"unknown ({self.mark.cause})" if self.reward is None else f"{self.reward:g}"
-        passes = {True: ", passes", False: ", does not pass", None: ", no pass defined by that alone (set pass_at)"}[self.passed]
-        return f"{earned}{'' if self.reward is None else passes}, {self.seconds:.2f} s"
+        passes = "" if self.reward is None or self.passed is None else f", {pass_words(self.passed)}"
+        return f"{earned}{passes}, {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Rewards that a source's task paid its own reference (`own`) and those of other tasks."""
+    """Rewards that a source's task paid its own reference (`own`) and those of other tasks.
+    `rewards`: the distinct ones of these and of further texts, at most `MANY`, where only the
+    rewards of a run tell what passes.
+    """
 
     spec: TaskSpec
     own: Tried
     others: Sequence[Tried]
+    rewards: Sequence[float] = ()
 
     @property
     def built_in(self) -> bool:
@@ -232,7 +236,24 @@ class Trial:
     def figures(self) -> str:
         name = self.spec.file_name if self.spec.source == "file" else self.spec.dataset
         others = f"; another task's: {self.others[-1]}" if self.others else ""
-        return f"{name}, verifier {self.spec.verifier}: the reference earns {self.own}{others}"
+        rule = f"; {self.no_pass}" if self.no_pass else ""
+        return f"{name}, verifier {self.spec.verifier}: the reference earns {self.own}{others}{rule}"
+
+    @property
+    def awaits_pass(self) -> bool:
+        """Check whether the reward takes too many values for one of them to be the pass."""
+        return len(self.rewards) >= MANY
+
+    @property
+    def no_pass(self) -> str:
+        """Say why only a run tells what passes, or that no run does; empty: an answer passes or
+        does not, by the configuration or by its scorer.
+        """
+        if self.own.reward is None or self.own.passed is not None:
+            return ""
+        if self.awaits_pass:
+            return f"the reward takes more than two values, and {pass_words(None)}"
+        return f"of two rewards the higher one passes; with a third, {pass_words(None)}"
 
     @property
     def problem(self) -> str:
@@ -293,10 +314,23 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         if found[-1].reward is None or (len(found) > 1 and differ(found[0].reward or 0.0, found[-1].reward)):
             break
         found.append(await _scored(pool, rules, ref, other))
-    # Whether an answer passes may depend on all rewards that were seen.
-    says = is_built_in(spec.verifier, spec.dataset) or spec.pass_at is not None or any(each.mark in SAID for each in found)
-    own, *tried = (_with_pass(each, rules, ref, says) for each in found)
-    return Trial(spec, own, tried)
+    own, *tried = (replace(each, passed=rules.settled_pass(ref, each.reward, each.mark)) for each in found)
+    if own.reward is None or own.passed is not None:
+        return Trial(spec, own, tried)
+    return Trial(spec, own, tried, await _distinct_rewards(pool, spec, ref, [reference, *others[:OTHERS]]))
+
+
+async def _distinct_rewards(pool: ScorerPool, spec: TaskSpec, ref: TaskRef, references: Sequence[str]) -> list[float]:
+    """The distinct rewards, at most `MANY`, of references and of texts that earn parts."""
+    from shared.tasks.sandbox.jobs import ScoringJob
+
+    texts = dict.fromkeys([*references, f"The answer is {references[0]}.", f"{references[0]} {references[0]}", ""])
+    results = await pool.run([ScoringJob(ref=ref, texts=[text], urgent=True) for text in texts])
+    rules = PassRules([spec])
+    for result in results:
+        if result.reason is None:
+            rules.note(ref, result.rewards, result.marks)
+    return [reward for rewards in rules.values.values() for reward in rewards]
 
 
 async def _scored(pool: ScorerPool, rules: PassRules, ref: TaskRef, text: str) -> Tried:
@@ -307,9 +341,3 @@ async def _scored(pool: ScorerPool, rules: PassRules, ref: TaskRef, text: str) -
         return Tried(None, None, Mark.TIMEOUT if result.timeouts else Mark.RAISED, result.detail, result.seconds)
     rules.note(ref, result.rewards, result.marks)
     return Tried(result.rewards[0], None, result.marks[0], result.detail, result.seconds)
-
-
-def _with_pass(tried: Tried, rules: PassRules, ref: TaskRef, says: bool) -> Tried:
-    # Of a reward that says nothing, the run decides by all rewards that it will see.
-    passed = rules.passed(ref, [tried.reward], [tried.mark]) if says else None
-    return Tried(tried.reward, passed[0] if passed else None, tried.mark, tried.detail, tried.seconds)

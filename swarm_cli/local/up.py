@@ -43,7 +43,7 @@ from swarm_cli.local.procfile import (
 from swarm_cli.local.supervisor import GRACE_S, Outcome, lines_for_people, run_lines
 from swarm_cli.observe.run_files import unsaved_words
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.risky_settings import left_out_rows, risky_settings, row_limit_warnings, toys_settings
+from swarm_cli.risky_settings import left_out_rows, risky_settings, sharing_warnings, toys_settings
 from swarm_cli.runs import (
     MAX_NODES,
     NOTE,
@@ -172,7 +172,7 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
             raise CommandError(f"{sources_message(problems)}\nnothing was started", EXIT_CONFIG)
         return [
             *left_out_rows(derived.files),
-            *([] if alone else row_limit_warnings(config, derived.files)),
+            *([] if alone else sharing_warnings(config, derived)),
             *derived.reward_warnings,
         ]
 

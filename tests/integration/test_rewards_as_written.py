@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -21,6 +22,7 @@ from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts,
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks.derive import derive_task
+from shared.tasks.evaluation import NO_PASS
 from shared.tasks.verifiers import load_verifier
 from swarm_cli.app import app
 from swarm_cli.observe.verdict import run_verdicts
@@ -241,7 +243,43 @@ def test_config_check_tries_a_reward_where_a_run_would_score(
     warnings = [line for line in told.stdout.splitlines() if line.startswith("warning:") and "verifier mine" in line]
     assert ([words in line for line in warnings] == [True]) if words else warnings == []
     (figures,) = [line for line in told.stdout.splitlines() if line.startswith("reward: ")]
-    assert ("the reference earns 2, no pass defined" in figures) == (words is None)
+    assert ("the reference earns 2, " in figures and "of two rewards the higher one passes" in figures) == (words is None)
+
+
+PARTS = """
+def mine(item):
+    return lambda answer: 2.0 * (answer.strip() == item.task.answer) + 0.5 * (len(answer) < 9)
+"""
+
+
+@pytest.mark.slow
+def test_no_pass_is_said_alike_by_every_command_and_who_shares_is_told_that_foreign_groups_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, monkeypatch, PARTS)
+    file = tmp_path / "node.toml"
+
+    def checked(more: str = "", entry: str = "") -> tuple[list[str], str]:
+        file.write_text(f'[model]\npath = "models/base"\n{more}[[tasks]]\ndataset = "gcd"\nverifier = "mine"\n{entry}')
+        told = CliRunner().invoke(app, ["config", "check", "--config", str(file)])
+        assert told.exit_code == 0, told.output
+        lines = told.stdout.splitlines()
+        waits = [line for line in lines if line.startswith("warning: [[tasks]] 1: groups of other nodes are refused")]
+        return waits, next(line for line in lines if line.startswith("reward: "))
+
+    waits, figures = checked()
+    assert len(waits) == 1 and NO_PASS in waits[0] and figures.count(NO_PASS) == 1
+    assert checked("[sampler]\nexternal = 0\n")[0] == []
+    assert checked("[verifier]\nforeign_partial_credit = true\n")[0] == []
+    waits, figures = checked(entry="pass_at = 2\n")
+    assert waits == [] and "the reference earns 2.5, passes" in figures and NO_PASS not in figures
+
+    def score(*more: str) -> Any:
+        scored = CliRunner().invoke(app, ["task", "score", "gcd", "--verifier", "mine", "--answer", "no", "--json", *more])
+        return json.loads(scored.stdout.splitlines()[0])
+
+    assert (score()["reward"], score()["passed"]) == (0.5, None)
+    assert score("--pass-at", "0.5")["passed"] is True
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from swarm_cli import config_commands
 from swarm_cli.config_commands import key_file_problems, unreachable
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.base_model import TOY_MARK, is_toy
+from swarm_cli.observe.verdict import FEWEST_TASKS
 from swarm_cli.risky_settings import risky_settings, risky_with_model, sent_key, toys_settings
 from tests import forked
 
@@ -40,6 +41,7 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
         ({"generator": {"temperature": 3.0}}, "generator.temperature = 3: answers become noise"),
         ({"generator": {"temperature": 0.05}}, "become alike"),
         ({"eval": {"tasks": 0}}, "eval.tasks = 0"),
+        ({"eval": {"tasks": FEWEST_TASKS - 1}}, f"set {FEWEST_TASKS} or more"),
         ({"sampler": {"local": 0}}, "sampler.local = 0"),
         (
             {"trainer": {"objective": "gspo", "updates_per_batch": 2, "clip_low": 0.2}},

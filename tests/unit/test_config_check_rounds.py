@@ -93,6 +93,20 @@ def test_each_mistake_is_told_and_not_what_follows_from_it(text: str, begin: lis
     assert all(any(line.startswith(each) for line in found) for each in begin), found
 
 
+def test_a_misspelt_key_hides_no_mistake_of_the_model_a_file_an_entry_or_a_folder() -> None:
+    text = '[trainer]\nlearing_rate = 1\n[node]\nvar_dir = "/proc/nothing"\n[model]\npath = "none"\n'
+    text += '[[tasks]]\ndataset = "gcd"\nweight = -1\n[[tasks]]\nsource = "file"\npath = "none.jsonl"\n'
+    begins = ("trainer.learing_rate", "[[tasks]] 1: weight", "[[tasks]] 2: none.jsonl", "model.path none", "node.var_dir: /proc")
+    found = told(text)
+    assert len(found) == len(begins) and all(any(line.startswith(each) for line in found) for each in begins), found
+    found = told(text.replace("learing_rate", "learning_rate").replace("-1", "1"))
+    assert len(found) == 3 and not any("trainer." in line or "weight" in line for line in found), found
+
+
+def test_what_a_fault_may_have_hidden_is_not_told() -> None:
+    assert len(told('[model]\npth = "mine"\n[[tasks]]\ndataset = "gcd"\n')) == 1
+
+
 def test_rows_are_held_against_the_share_that_is_held_out_only_where_that_is_known() -> None:
     rows(60)
     source = '[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nquestion = "problem"\n'

@@ -15,7 +15,7 @@ function groupLine(group, seen = null, stands = true) {
     rewardsLine(group.rewards, group.passed, group.completions, group.left));
 }
 
-const NO_PASS = "no pass defined: set pass_at";
+const NO_PASS = "no pass is defined: set pass_at in its [[tasks]] entry";
 
 /** `passed`: whether each answer passes; null where no pass is defined, so that no answer is called right or wrong. `left`: how many answers left the group, and why. */
 function rewardsLine(rewards, passed, completions, left) {
