@@ -314,6 +314,7 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         if found[-1].reward is None or (len(found) > 1 and differ(found[0].reward or 0.0, found[-1].reward)):
             break
         found.append(await _scored(pool, rules, ref, other))
+    # Of a reward that says nothing, only the rewards of a run tell what passes.
     own, *tried = (replace(each, passed=rules.settled_pass(ref, each.reward, each.mark)) for each in found)
     if own.reward is None or own.passed is not None:
         return Trial(spec, own, tried)
