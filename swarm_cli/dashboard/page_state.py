@@ -7,14 +7,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from operator import attrgetter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.contracts.wire import is_node_name
-from shared.identity.statements import Heard, SignatureStatus
+from shared.identity.statements import SignatureStatus
 from shared.roles import ROLES, Role
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
@@ -24,153 +22,38 @@ from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import Deceased, dying
-from swarm_cli.observe.run_files import Evaluation, HeldOutSet, base_of
+from swarm_cli.observe.run_files import Comparison, HeldOutSet
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.runs import restart_options, starts_again
 
 CURVE_POINTS = 24
 """Points of a node's curve in the table; the node's page has all that are kept."""
-SETS_A_KEY = 2
-"""How many of the newest held-out sets that a key reported on are shown: after a change of set the
-previous one stays visible, and no key can fill the table with invented sets.
-"""
 THIS_SERVER = "this server's own"
-"""SignatureStatus of a score from the node plane, where no signature is needed."""
-ByNode = Mapping[str, Sequence[Evaluation]]
-"""Evaluations of each node, in order."""
-NO_NODES: ByNode = {}
+"""Standing of a score from the node plane, where no signature is needed."""
 ON_RECORD = "on record"
-"""SignatureStatus of a score from the records of a run that has ended."""
+"""Standing of a score from the records of a run that has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One key's scores on one held-out set: pass rates, or mean rewards (`by_reward`) where the
-    newest report has no pass. `base` is the score of version 0 on the same set, and `gain` the
-    newest minus that; None if it is not known or cannot be compared. `trusted`: the row may be
-    ranked.
+def leaderboard(nodes: Iterable[NodeState], known: Collection[str] = ()) -> list[tuple[NodeState, Comparison]]:
+    """The nodes that have a held-out score, with what their newest one is compared with: by
+    held-out set, that with most nodes first, and within a set by gain; nodes whose scores anybody
+    may have written come last. `known`: nodes that count before all others, so that a crowd of
+    invented nodes cannot put its set on top.
     """
+    rows = [(node, found) for node in nodes if (found := node.comparison).newest is not None]
+    by_set, those_known = Counter[HeldOutSet](), Counter[HeldOutSet]()
+    for node, found in rows:
+        if node.signed and found.newest is not None:
+            by_set[found.newest.held_out_set] += 1
+            those_known[found.newest.held_out_set] += node.node in known
 
-    node: str
-    public_key: str
-    standing: str
-    problem: str
-    of_set: HeldOutSet
-    base: float | None
-    newest: float
-    policy_version: int
-    at: float
-    curve: tuple[tuple[int, float], ...]
-    trusted: bool
-    by_reward: bool = False
-    unknown: int = 0
-    """Of the `n` answers to the set, those of the newest report whose reward is unknown."""
+    def rank(row: tuple[NodeState, Comparison]) -> tuple[Any, ...]:
+        node, found = row
+        of_set = found.alike[-1].held_out_set
+        gain = 2.0 if found.gain is None else -found.gain
+        return not node.signed, -those_known[of_set], -by_set[of_set], of_set, gain, -(found.alike[-1].score or 0.0), node.node
 
-    @property
-    def gain(self) -> float | None:
-        """Newest score minus the base policy's."""
-        return None if self.base is None else self.newest - self.base
-
-
-def leaderboard(
-    heard: Iterable[Heard[EvalReport]],
-    own: ByNode = NO_NODES,
-    known: Collection[str] = (),
-    recorded: ByNode = NO_NODES,
-    own_standing: str = THIS_SERVER,
-) -> list[Row]:
-    """Rows by held-out set, the set with most nodes first, and within a set by gain; rows that may
-    not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: evaluations of nodes
-    on this server, shown if the swarm has none of theirs. `known`: nodes that count before all
-    others, so that a crowd of invented nodes cannot put its set on top. `recorded`: what the nodes
-    have on record, for the base policy's score if a row that may be ranked lacks it.
-    """
-    by_key: dict[tuple[str, str, str, str, bool], list[Evaluation]] = {}
-    for each in heard:
-        key = (each.said.node, each.public_key or "", each.standing.value, each.problem, each.standing is SignatureStatus.SIGNED)
-        by_key.setdefault(key, []).append(Evaluation.of(each.said))
-    told = {node for node, *_, trusted in by_key if trusted}
-    by_key |= {(node, "", own_standing, "", True): list(scores) for node, scores in own.items() if node not in told}
-    rows = [
-        row for key, scores in by_key.items() for row in _newest_sets(*key, scores, recorded.get(key[0], ()) if key[-1] else ())
-    ]
-    nodes, those_known = Counter[HeldOutSet](), Counter[HeldOutSet]()
-    for row in rows:
-        nodes[row.of_set] += row.trusted
-        those_known[row.of_set] += row.trusted and row.node in known
-    return sorted(
-        rows,
-        key=lambda row: (
-            not row.trusted,
-            -those_known[row.of_set],
-            -nodes[row.of_set],
-            row.of_set,
-            *_rank(row),
-        ),
-    )
-
-
-def _newest_sets(
-    node: str,
-    public_key: str,
-    standing: str,
-    problem: str,
-    trusted: bool,
-    evaluations: Iterable[Evaluation],
-    recorded: Sequence[Evaluation],
-) -> list[Row]:
-    """A key's rows. Evaluations are ordered by their signed time, so that a repeated report changes
-    nothing; if a version was evaluated again, the later result counts.
-    """
-    sets: dict[HeldOutSet, list[Evaluation]] = {}
-    for each in sorted(evaluations, key=attrgetter("at")):
-        if each.score is not None:
-            sets.setdefault(each.held_out_set, []).append(each)
-    rows = []
-    for of_set, in_order in sorted(sets.items(), key=lambda each: -each[1][-1].at)[:SETS_A_KEY]:
-        newest, by_reward = in_order[-1], in_order[-1].pass_rate is None
-        curve = _curve([each for each in in_order if not incomparable(each, newest)], by_reward)
-        base = dict(curve).get(0)
-        if base is None and (known := base_of(recorded, newest)) is not None and (base := _score(known, by_reward)) is not None:
-            curve = [(0, base), *curve]
-        rows.append(
-            Row(
-                node=node,
-                public_key=public_key,
-                standing=standing,
-                problem=problem,
-                of_set=of_set,
-                base=base,
-                newest=newest.score or 0.0,
-                policy_version=newest.policy_version,
-                at=newest.at,
-                curve=thinned(curve, CURVE_POINTS),
-                trusted=trusted,
-                by_reward=by_reward,
-                unknown=newest.unknown,
-            )
-        )
-    return rows
-
-
-def _rank(row: Row) -> tuple[float, float, str]:
-    return (-row.gain if row.gain is not None else 2.0, -row.newest, row.node)
-
-
-def _score(result: Evaluation | TaskScore, by_reward: bool) -> float | None:
-    return result.mean_reward if by_reward else result.pass_rate
-
-
-def _curve(in_order: Sequence[Evaluation], by_reward: bool) -> list[tuple[int, float]]:
-    """Score by policy version. A version below the previous one means that training started
-    again: results of later versions from before that are dropped.
-    """
-    by_version: dict[int, float] = {}
-    for each in in_order:
-        by_version = {version: rate for version, rate in by_version.items() if version < each.policy_version}
-        if (score := _score(each, by_reward)) is not None:
-            by_version[each.policy_version] = score
-    return sorted(by_version.items())
+    return sorted(rows, key=rank)
 
 
 def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, float], ...]:
@@ -180,36 +63,20 @@ def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, f
     return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
 
 
-def curves_by_task(
-    heard: Iterable[Heard[EvalReport]], node: str, public_key: str, recorded: Sequence[Evaluation] = ()
-) -> dict[str, list[tuple[int, float]]]:
-    """One key's pass rates by dataset, and over all datasets under "", on the held-out set that it
-    last reported on; mean rewards where the newest report has no pass rate. Reports with a refused
-    signature are left out. `recorded`: as in `leaderboard`, for this node; without a key, its
-    curves are those on record.
+def curves_by_task(found: Comparison) -> dict[str, list[tuple[int, float]]]:
+    """A node's held-out scores by dataset, and over all datasets under "": pass rates, or mean
+    rewards where the newest result has no pass rate.
     """
-    mine = [each for each in heard if each.said.node == node and (each.public_key or "") == public_key]
-    mine = [each for each in mine if each.standing is not SignatureStatus.REFUSED]
-    in_order = sorted((Evaluation.of(each.said) for each in mine), key=attrgetter("at"))
-    if not in_order and not public_key:
-        in_order = [each for each in recorded if each.score is not None]
-    if not in_order:
+    if found.newest is None:
         return {}
-    last = in_order[-1]
-    same_set = [each for each in in_order if not incomparable(each, last)]
-    kept = {version for version, _ in _curve(same_set, by_reward=True)}
-    newest = {each.policy_version: each for each in same_set if each.policy_version in kept}
-    trusted = bool(mine) and mine[-1].standing is SignatureStatus.SIGNED
-    if trusted and 0 not in kept and (base := base_of(recorded, last)) is not None:
-        newest[0] = base
-    by_reward = {"": last.pass_rate is None} | {name: each.pass_rate is None for name, each in last.per_task.items()}
-    curves: dict[str, dict[int, float]] = {}
-    for version, each in newest.items():
-        results: dict[str, Evaluation | TaskScore] = {"": each, **each.per_task}
-        for dataset, result in results.items():
-            if (value := _score(result, by_reward.get(dataset, False))) is not None:
-                curves.setdefault(dataset, {})[version] = value
-    return {dataset: sorted(curve.items()) for dataset, curve in sorted(curves.items())}
+    curves = {"": [(each.policy_version, value) for each, value in found.values]}
+    newest = found.newest.per_task
+    for name in sorted({name for each in found.alike for name in each.per_task}):
+        by_reward = name in newest and newest[name].pass_rate is None
+        results = [(each.policy_version, each.per_task[name]) for each in found.alike if name in each.per_task]
+        scores = [(version, result.mean_reward if by_reward else result.pass_rate) for version, result in results]
+        curves[name] = [(version, score) for version, score in scores if score is not None]
+    return {name: curve for name, curve in curves.items() if curve}
 
 
 NODES_SENT = 200
@@ -228,10 +95,8 @@ IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
 def swarm_object(
     swarm: SwarmState,
-    heard: Sequence[Heard[EvalReport]],
     recent: RecentGroups,
     trained: TrainedGroups = NOTHING_TRAINED,
-    recorded: ByNode = NO_NODES,
     names: FileNames = UNNAMED,
     *,
     ended: bool = False,
@@ -246,10 +111,9 @@ def swarm_object(
     nodes = [_node(node, names, deaths, run) for node in swarm.nodes if node.statuses or node.entry is not None or node.lost]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(swarm.known)
-    own = recorded if ended else {node.node: [Evaluation.of(node.evaluation)] for node in swarm.nodes if node.evaluation}
-    rows = leaderboard(heard, own, known, recorded, ON_RECORD if ended else THIS_SERVER)
+    rows = leaderboard(swarm.nodes, known)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
-    shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
+    shown_rows = with_places(rows, ROWS_SENT, lambda row: row[0].signed and row[0].node in known)
     cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]
     return {
         "at": swarm.at,
@@ -261,7 +125,7 @@ def swarm_object(
         "nodes_left_out": swarm.left_out + len(nodes) - len(shown_nodes),
         "unreadable": swarm.unreadable,
         "earlier": [visible(name, 40) for name in swarm.earlier[:NODES_SENT]],
-        "leaderboard": [_row_object(row) for row in shown_rows],
+        "leaderboard": [_row_object(*row, ended=ended) for row in shown_rows],
         "rows_left_out": len(rows) - len(shown_rows),
         "exchange": [[cell.taker, cell.sender, names.shown(cell.dataset), cell.groups] for cell in cells],
         "exchange_since": dict(list(trained.since.items())[:NODES_SENT]),
@@ -338,25 +202,28 @@ def _away(node: str, role: Role, died: Deceased | None, run: Path | None) -> dic
     return {"process": process, "log": str(shown(file)) if file.is_file() else "", "again": again}
 
 
-def _row_object(row: Row) -> dict[str, Any]:
+def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str, Any]:
     """One row's data, rounded to the precision that is drawn, so that a hundred curves
     stay small.
     """
+    newest, entry = found.alike[-1], node.entry
+    own = THIS_SERVER if node.evaluation is not None else "signed"
+    standing = ON_RECORD if ended else own if node.signed else "unsigned"
+    held_out, scorer, n = newest.held_out_set
+    curve = thinned([(each.policy_version, round(value, 3)) for each, value in found.values], CURVE_POINTS)
     return {
-        "node": row.node,
-        "key": visible(row.public_key, 64),
-        "standing": row.standing,
-        "problem": row.problem,
-        "trusted": row.trusted,
-        "set": row.of_set[0][:12],
-        "scorer": row.of_set[1][:8],
-        "n": row.of_set[2],
-        "unknown": row.unknown,
-        "by_reward": row.by_reward,
-        "base": row.base,
-        "newest": round(row.newest, 4),
-        "gain": None if row.gain is None else round(row.gain, 4),
-        "version": row.policy_version,
-        "at": row.at,
-        "curve": [[version, round(rate, 3)] for version, rate in row.curve],
+        "node": node.node,
+        "key": visible(entry.public_key or "", 64) if entry is not None and entry.standing is SignatureStatus.SIGNED else "",
+        "standing": standing,
+        "trusted": node.signed,
+        "set": held_out[:12],
+        "scorer": scorer[:8],
+        "n": n,
+        "unknown": newest.unknown,
+        "by_reward": newest.pass_rate is None,
+        "base": None if found.base is None else found.base.score,
+        "newest": round(newest.score or 0.0, 4),
+        "gain": None if found.gain is None else round(found.gain, 4),
+        "version": newest.policy_version,
+        "curve": curve,
     }

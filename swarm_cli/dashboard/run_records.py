@@ -22,7 +22,6 @@ from shared.run_records import METRICS_FILE
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.file_names import file_names
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.run_files import Evaluation, recorded_evaluations
 from swarm_cli.observe.snapshot import SwarmState
 
 CELLS_A_NODE = 5_000
@@ -148,8 +147,8 @@ class NodeTally:
 
 class RunRecords:
     """The records of the nodes that are looked at, each in the run that it belongs to, as of the
-    last read. trained: whose groups were trained on. scores: held-out results. names: of files.
-    folders: those on this machine.
+    last read. trained: whose groups were trained on. names: of files. folders: those on this
+    machine.
     """
 
     def __init__(self, config: NodeConfig) -> None:
@@ -157,7 +156,6 @@ class RunRecords:
         self._tallies: dict[str, NodeTally] = {}
         self.trained = TrainedGroups()
         self.folders: dict[str, Path] = {}
-        self.scores: dict[str, tuple[Evaluation, ...]] = {}
         self.names = file_names(None, config.tasks)
 
     def rewards(self, node: str) -> list[StepPoint]:
@@ -173,8 +171,6 @@ class RunRecords:
         self.folders = {node: folder for node, folder in folders.items() if folder is not None}
         run_folder = next((folder.parent for folder in self.folders.values()), None)
         self.names = file_names(run_folder, self._config.tasks)
-        found = {node: recorded_evaluations(folder) for node, folder in self.folders.items()}
-        self.scores = {node: evaluations for node, evaluations in found.items() if evaluations}
 
     def count(self, folders: Mapping[str, Path | None]) -> None:
         """Count the groups that were trained on. folders: of each node that has taken steps, its

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import NodeConfig
-from shared.contracts.control import EvalReport
 from shared.contracts.messages import Batch
 from shared.contracts.wire import is_node_name
-from shared.identity.statements import Heard
 from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
@@ -28,6 +26,7 @@ from swarm_cli.dashboard.recent_groups import BatchFollower
 from swarm_cli.dashboard.run_records import RunRecords, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
+from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import folder_here, server_trouble
 from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
 from swarm_cli.rollouts.judge import judge_of
@@ -72,9 +71,7 @@ class SwarmSource:
         self._batches = BatchFollower()
         self._records = RunRecords(config)
         self._steps: dict[str, TrainedRecords] = {}
-        self._nodes: frozenset[str] = frozenset()
-        self._earlier: frozenset[str] = frozenset()
-        self._swarm: str | None = None
+        self._nodes: dict[str, NodeState] = {}
         self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": server, "problem": "", "ended": None}
         self._heard_at: float | None = None
         self._runs: dict[str, str] = {}
@@ -106,7 +103,8 @@ class SwarmSource:
         others = any(runs.get(node) != known for node, known in self._runs.items() if known and node not in snapshot.earlier)
         if others or self._recorded is not None or not self._runs.keys() <= {*runs, *snapshot.earlier}:
             self._forget()  # another store or another run is at this address now, or the run goes on
-        self._swarm, self._heard_at, self._runs, self._recorded = snapshot.swarm, snapshot.at, runs, None
+            return await self.look()
+        self._heard_at, self._runs, self._recorded = snapshot.at, runs, None
         self.ended = None
         await asyncio.to_thread(self._records.read, snapshot, run_here(var_dir, target))
         self._server = await asyncio.to_thread(server_trouble, snapshot.here, var_dir, target)
@@ -137,28 +135,19 @@ class SwarmSource:
         """Make the first view of `snapshot`, so that no request waits for it. told: what it says
         besides.
         """
-        self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.entry is not None or node.lost)
-        self._earlier = frozenset(snapshot.earlier)
+        self._nodes = {
+            node.node: node for node in snapshot.nodes if node.statuses or node.entry is not None or node.lost or node.scores
+        }
         state = swarm_object(
             snapshot,
-            self._heard(),
             self._batches.recent,
             self._records.trained,
-            self._records.scores,
             self._records.names,
             ended=self._recorded is not None,
             run=folder_here(self._config.node.var_dir, self._target),
         )
         emptied = any(node.lost for node in snapshot.nodes)
         self._state = state | _told_of_server(self._target.node_url, self._server, emptied=emptied) | dict(told)
-
-    def _heard(self) -> list[Heard[EvalReport]]:
-        """The held-out scores of the swarm that is looked at. Those of a run that has ended are in
-        its records; those that an earlier run left on the server are not shown.
-        """
-        if self._recorded is not None:
-            return []
-        return [each for each in self._scores.heard(self._swarm) if each.said.node not in self._earlier]
 
     def _end_object(self, run: str, end: RunEnd) -> dict[str, Any]:
         """The page's object about a run's end."""
@@ -193,7 +182,7 @@ class SwarmSource:
         if not is_node_name(node):
             return 400, _json({"problem": "node is missing or not a node's name"})
         if path == "/node.json":
-            status, found = self._node(node, asked.get("key", ""))
+            status, found = self._node(node)
             return status, _json(found)
         numbers = [asked.get(name, "0") for name in ("step", "place")]
         if not all(number.isascii() and number.isdigit() and len(number) < 16 for number in numbers):
@@ -202,14 +191,14 @@ class SwarmSource:
         status, found = self._in_loop(node, step, place if path == "/group.json" else None)
         return status, _json(found)
 
-    def _node(self, node: str, key: str) -> Answer:
+    def _node(self, node: str) -> Answer:
         """A node's page. One of whom nothing was ever heard is not found, not an empty page."""
-        heard = self._heard()
-        if node not in self._nodes and all(each.said.node != node for each in heard) and not self._named(node):
+        seen = self._nodes.get(node)
+        if seen is None and not self._named(node):
             if self._heard_at is None:
                 return 503, NOT_READ_YET
             return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
-        curves = curves_by_task(heard, node, key, self._records.scores.get(node, ()))
+        curves = {} if seen is None else curves_by_task(seen.comparison)
         groups = self._batches.recent.recent(GROUPS_SENT, node)
         return 200, {
             "node": node,

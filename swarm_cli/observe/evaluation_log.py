@@ -260,19 +260,17 @@ class EvaluationLog:
 
     def _begin(self) -> None:
         self._kept = BoundedNameMap[_Reports](self._nodes_kept)
-        self._refused = BoundedNameMap[Heard[EvalReport]](self._nodes_kept)
         self._keys = FirstKeys(self._nodes_kept)
         self._next_seq = 1
         self._heard_at = 0.0
 
     def heard(self, swarm: str | None) -> list[Heard[EvalReport]]:
         """The kept reports of a swarm, each node's in the order of the stream, and all unsigned
-        ones; of reports with a refused signature, the last of each name. `swarm` None: the one that
-        most names report to. Reports of one name in different swarms are never mixed.
+        ones. `swarm` None: the one that most names report to. Reports of one name in different
+        swarms are never mixed.
         """
         swarm = self.usual_swarm() if swarm is None else swarm
-        kept = [each for said_in, _, reports in self._kept if said_in in (None, swarm) for each in reports.all()]
-        return kept + [each for said_in, _, each in self._refused if said_in == swarm]
+        return [each for said_in, _, reports in self._kept if said_in in (None, swarm) for each in reports.all()]
 
     def established(self) -> list[str]:
         """Names that keep their places: the roster's, or those that have signed for long, in the
@@ -325,9 +323,7 @@ class EvaluationLog:
         return Heard(entry.said, SignatureStatus.REFUSED, entry.public_key, entry.swarm, problem)
 
     def reports(self, swarm: str | None) -> list[EvalReport]:
-        """Like `heard`, but without reports with a refused signature, and without unsigned reports
-        of nodes that also sign.
-        """
+        """Like `heard`, but without unsigned reports of nodes that also sign."""
         heard = self.heard(swarm)
         signing = {each.said.node for each in heard if each.standing is SignatureStatus.SIGNED}
         return [
@@ -398,8 +394,8 @@ class EvaluationLog:
                 self.take(message.subject, message.inline, now, message.stored_at)
 
     def take(self, subject: str, payload: bytes, now: float, stored_at: float | None = None) -> None:
-        """Keep one report, if its node is the one whose subject it came on. `stored_at`: when the
-        server received it; None: now.
+        """Keep one report, if its node is the one whose subject it came on and its signature is not
+        refused. `stored_at`: when the server received it; None: now.
         """
         try:
             heard = hear(payload, EvalReport, now)
@@ -412,29 +408,24 @@ class EvaluationLog:
             return
         self._heard_at = max(self._heard_at, at)
         kept = self._kept.get(swarm, name) or _Reports()
-        if heard.standing is SignatureStatus.SIGNED and (
-            problem := self._stranger(swarm or "", name, heard.public_key or "", kept)
-        ):
-            heard = Heard(heard.said, SignatureStatus.REFUSED, heard.public_key, swarm, problem)
+        is_signed = heard.standing is SignatureStatus.SIGNED
+        strange = is_signed and not self._is_owner(swarm or "", name, heard.public_key or "", kept)
+        if strange or heard.standing is SignatureStatus.REFUSED:
+            return
         per_task = dict(islice(heard.said.per_task.items(), self._tasks_kept))
         said = msgspec.structs.replace(heard.said, per_task=per_task)
-        heard = Heard(said, heard.standing, heard.public_key, swarm, heard.problem)
-        if heard.standing is SignatureStatus.REFUSED:
-            # Kept separately, so that forged reports do not push out the node's.
-            self._refused.put(swarm, name, heard, self._looked_at, at)
-            return
-        kept.add(heard)
-        listed = heard.standing is SignatureStatus.SIGNED and self._roster is not None
+        kept.add(Heard(said, heard.standing, heard.public_key, swarm))
+        listed = is_signed and self._roster is not None
         self._kept.put(swarm, name, kept, self._looked_at, at, listed=listed)
 
-    def _stranger(self, swarm: str, name: str, public_key: str, kept: _Reports) -> str:
-        """Why the name does not belong to this key; empty if it does. The kept reports count as
-        well, because the key may have been forgotten after too many others.
+    def _is_owner(self, swarm: str, name: str, public_key: str, kept: _Reports) -> bool:
+        """Check whether the name belongs to this key. The kept reports count as well, because the
+        key may have been forgotten after too many others.
         """
         if self._roster is not None:
-            return "" if self._roster.get(name) == public_key else NOT_ON_ROSTER
+            return self._roster.get(name) == public_key
         first = kept.newest[-1].public_key or "" if kept.newest else public_key
-        return "" if self._keys.first(swarm, name, first) == public_key else OTHER_KEY
+        return self._keys.first(swarm, name, first) == public_key
 
 
 async def _newest(swarm_plane: Transport, unread: Ends) -> int:

@@ -221,12 +221,6 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
     return [by_version[version] for version in sorted(by_version)]
 
 
-def base_of(evaluations: Sequence[Evaluation], newest: Evaluation) -> Evaluation | None:
-    """The base policy's newest evaluation that can be compared with the newest policy's."""
-    of_base = (each for each in reversed(evaluations) if each.policy_version == 0)
-    return next((each for each in of_base if not incomparable(each, newest)), None)
-
-
 def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:
     """The evaluation of a line; None if no generator writes such a line."""
     if (report := eval_report("node", line)) is not None:

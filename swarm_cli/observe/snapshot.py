@@ -191,17 +191,25 @@ async def _look(
             if swarm_plane and evaluations:
                 await evaluations.follow(swarm_plane, swarm)
             nodes = [replace(node, entry=judged(node.entry, swarm, evaluations)) for node in nodes]
+            reports = evaluations.reports(swarm) if evaluations else []
+            unsigned = evaluations.unsigned(swarm) if evaluations else frozenset[str]()
+            if not names:
+                unlisted = _unlisted([report.node for report in reports], unsigned, {*wanted, *earlier}, known)
+                room = max(0, most - len(nodes))
+                nodes += [NodeState(name, at=at, elsewhere=True) for name in unlisted[:room]]
+                left_out += len(unlisted[room:])
             swarm_streams = await _fills(swarm_plane, [subjects.SWARM_ROLLOUTS, subjects.SWARM_EVALS]) if swarm_plane else []
         finally:
             if swarm_plane:
                 await swarm_plane.close()
     finally:
         await node_plane.close()
-    reports = evaluations.reports(swarm) if evaluations else []
-    unsigned = evaluations.unsigned(swarm) if evaluations else frozenset()
+    by_node: dict[str, list[EvalReport]] = {}
+    for report in reports:
+        by_node.setdefault(report.node, []).append(report)
     return SwarmState(
         at,
-        tuple(_with_scores(node, reports, unsigned, runs, run) for node in nodes),
+        tuple(_with_scores(node, by_node.get(node.node, []), unsigned, runs, run) for node in nodes),
         tuple(swarm_streams),
         None if target.swarm_url is None else swarm_plane is not None,
         left_out,
@@ -217,9 +225,17 @@ async def _look(
 def _with_scores(node: NodeState, reports: Sequence[EvalReport], unsigned: Collection[str], runs: Path, run: str) -> NodeState:
     known = node.run or run
     in_files = read_evaluations(runs / known / node.node) if known and not node.elsewhere else []
-    mine = [report for report in reports if report.node == node.node]
     signed = node.node not in unsigned or node.evaluation is not None
-    return replace(node, scores=held_out_history(node.evaluation, mine, in_files), signed=signed)
+    return replace(node, scores=held_out_history(node.evaluation, reports, in_files), signed=signed)
+
+
+def _unlisted(reporting: Iterable[str], unsigned: Collection[str], listed: Collection[str], known: Collection[str]) -> list[str]:
+    """Nodes that have reported scores and have no entry in the directory any more: known names
+    first, then others that sign, and of those that do not at most `UNSIGNED_SHOWN`.
+    """
+    names = [name for name in dict.fromkeys(reporting) if name not in listed]
+    signing = [name for name in names if name not in unsigned]
+    return [*sorted(signing, key=lambda name: name not in known), *[name for name in names if name in unsigned][:UNSIGNED_SHOWN]]
 
 
 def held_out_history(

@@ -29,7 +29,6 @@ from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.observe.run_files import recorded_evaluations
 from swarm_cli.observe.snapshot import ended_run
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import EXIT_BROKE_OFF, RunNote, StartOptions, read_end, write_end, write_note
@@ -165,7 +164,7 @@ def test_steps_that_no_checkpoint_contains_are_told_by_every_display_of_an_ended
         assert bool(json.loads(out[out.index("{") :])["nodes"]["alpha"]["trouble"]) == bool(told)
         _, out, _ = swarm("top", "--once", "--run", "demo")
         assert told in out
-        (node,) = swarm_object(ended_run(folder.parent, end), [], RecentGroups(), ended=True)["nodes"]
+        (node,) = swarm_object(ended_run(folder.parent, end), RecentGroups(), ended=True)["nodes"]
         assert any("no checkpoint has" in words for words in node["notes"]) == bool(told)
         lines = run_verdicts(folder.parent, ["alpha"], ended=True)
         assert any("no checkpoint has" in line for line in lines) == bool(told)
@@ -204,8 +203,7 @@ def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_liv
     assert left in out and held_out in out
     end = read_end(folder)
     assert end is not None
-    recorded = {"alpha": recorded_evaluations(folder / "alpha")}
-    page = swarm_object(ended_run(folder, end), [], RecentGroups(), recorded=recorded, ended=True)
+    page = swarm_object(ended_run(folder, end), RecentGroups(), ended=True)
     (node,), (row,) = page["nodes"], page["leaderboard"]
     assert any(left in words for words in node["notes"]) and any(held_out in words for words in node["notes"])
     assert (row["n"], row["unknown"]) == (16, 9)

@@ -37,14 +37,13 @@ QUIET_END = {
     "state": "ended",
     "at": 1000.0,
     "now": 1060.0,
-    "ended": {"run": "first", "in_order": True, "seen": False, "at": 1000.0, "words": "run first ended", "goes_on": "`swarm up`"},
+    "ended": {"run": "first", "in_order": True, "at": 1000.0, "words": "run first ended", "goes_on": "`swarm up`"},
 }
-"""What the dashboard tells of an ended run of which it has seen nothing."""
+"""What the dashboard tells of an ended run without records."""
 SEEN_END = {
     **QUIET_END,
-    "ended": {**QUIET_END["ended"], "seen": True},  # type: ignore[dict-item]
     "leaderboard": [
-        {"node": "alpha", "key": "", "standing": "on record", "problem": "", "trusted": True, "set": "ab", "n": 16, "unknown": 9,
+        {"node": "alpha", "key": "", "standing": "on record", "trusted": True, "set": "ab", "n": 16, "unknown": 9,
          "by_reward": False, "base": None, "newest": 0.5, "gain": None, "version": 3, "curve": [[3, 0.5]]},
     ],
 }  # fmt: skip

@@ -32,7 +32,7 @@ def test_a_node_that_takes_no_more_is_told_by_every_display() -> None:
     assert line.startswith("  no foreign group"), "before what the processes do"
     assert "taken 800  refused 12,345: 900 repeated, 9 flood" in shown(dry)
     assert "no foreign group taken for 4m" in shown(dry, node("beta"), height=5)
-    (seen,) = swarm_object(SwarmState(NOW, (dry,), (), True), [], RecentGroups())["nodes"]
+    (seen,) = swarm_object(SwarmState(NOW, (dry,), (), True), RecentGroups())["nodes"]
     assert (seen["kind"], seen["words"]) == ("running", "working, no foreign group taken for 4m")
 
 

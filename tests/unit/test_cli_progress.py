@@ -270,7 +270,7 @@ def test_a_node_none_of_whose_rewards_is_known_is_not_starting_in_any_view() -> 
     assert words in row_lines(unknown, 65.0)[1]
     swarm = SwarmState(NOW, (unknown,))
     assert as_object(swarm)["nodes"]["alpha"]["trouble"] == [words]
-    told = swarm_object(swarm, [], RecentGroups())
+    told = swarm_object(swarm, RecentGroups())
     (node,) = told["nodes"]
     assert (told["state"], node["trouble"], node["words"]) == ("running", "unscored", words)
     resumed = all_unknown(9, scored_local=0.0, unknown_rewards_raised=4.0)

@@ -185,7 +185,7 @@ def test_an_evaluation_without_any_known_reward_is_told_by_every_display() -> No
         assert f"held-out {told}" in shown(state)
         assert row_lines(state, 1.0)[0].split()[5] == summary([state])[1].split()[2] == "unknown"
         assert as_object(SwarmState(NOW, (state,)))["nodes"]["alpha"]["evaluation_without_score"] == 16
-        (seen,) = swarm_object(SwarmState(NOW, (state,)), [], RecentGroups())["nodes"]
+        (seen,) = swarm_object(SwarmState(NOW, (state,)), RecentGroups())["nodes"]
         assert len(seen["notes"]) == 1 and "none of its 16 answers" in seen["notes"][0]
 
 

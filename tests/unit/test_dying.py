@@ -81,9 +81,9 @@ def test_the_page_says_at_a_start_that_a_process_was_given_up(tmp_path: Path) ->
     starts = NodeState("alpha", tuple(young), at=NOW)
     with holding_run(run):
         seen = SwarmState(NOW, (starts,), (), True)
-        state = swarm_object(seen, [], RecentGroups())
+        state = swarm_object(seen, RecentGroups())
         assert (state["state"], state["nodes"][0]["kind"]) == ("starting", "starting")
-        state = swarm_object(seen, [], RecentGroups(), run=run)
+        state = swarm_object(seen, RecentGroups(), run=run)
     (node,) = state["nodes"]
     assert (state["state"], node["kind"], [each["process"] for each in node["away"]]) == ("failed", "silent", ["alpha-trainer"])
     assert node["words"] == "trainer given up, it cannot go on: no such model"
@@ -157,7 +157,7 @@ def test_every_view_says_that_a_dying_process_is_being_started_and_none_that_som
     with holding_run(run):
         show(snapshot, Console(file=out, width=200), run)
         assert f"alpha-trainer: {words}" in out.getvalue() and "swarm restart" not in out.getvalue()
-        state = swarm_object(snapshot, [], RecentGroups(), run=run)
+        state = swarm_object(snapshot, RecentGroups(), run=run)
     (node,) = state["nodes"]
     assert node["kind"] == "silent" and f"trainer {words}" in node["words"]
     assert node["away"][0]["again"] == f"alpha-trainer: {words}"

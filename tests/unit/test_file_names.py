@@ -104,7 +104,7 @@ def test_the_page_calls_a_file_by_its_name_in_selectors_in_lists_and_under_nodes
     made = batch(1, item("alpha", "beta", 1.0, dataset=MINE))
     recent.take("alpha", made)
     trained = TrainedGroups((Cell("alpha", "beta", MINE, 3), Cell("alpha", "beta", "gcd", 2)))
-    told = swarm_object(SwarmState(NOW, (node,), (), True), [], recent, trained, names=NAMES)
+    told = swarm_object(SwarmState(NOW, (node,), (), True), recent, trained, names=NAMES)
     assert told["nodes"][0]["tasks"] == [SHOWN, ELSEWHERE, "gcd"]
     assert [dataset for _, _, dataset, _ in told["exchange"]] == [SHOWN, "gcd"]
     assert told["groups"][0]["dataset"] == SHOWN == step_object("alpha", made, NAMES)["groups"][0]["dataset"]

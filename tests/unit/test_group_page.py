@@ -52,7 +52,7 @@ async def test_every_view_of_a_group_says_how_many_answers_left_it_and_why(tmp_p
     left = "3 more left the group: raised 2, timeout 1"
     recent = RecentGroups()
     recent.take("alpha", made)
-    (line,) = swarm_object(SwarmState(NOW, ()), [], recent)["groups"]
+    (line,) = swarm_object(SwarmState(NOW, ()), recent)["groups"]
     found = group_object("alpha", made, 0, MODEL, *NO_RECORD)
     assert found is not None
     assert line["left"] == step_object("alpha", made)["groups"][0]["left"] == found["left"] == left

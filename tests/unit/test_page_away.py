@@ -38,7 +38,7 @@ def told(*, verifier_s: float, step_s: float = 1.0, run: Path | None = None) -> 
         for role in ROLES
     )
     node = NodeState("alpha", statuses, TrainerPosition(policy_version=3, consumed_local=3), at=NOW)
-    return swarm_object(SwarmState(NOW, (node,), (), True), [], RecentGroups(), run=run)
+    return swarm_object(SwarmState(NOW, (node,), (), True), RecentGroups(), run=run)
 
 
 def test_a_process_that_misses_reports_is_told_long_before_it_counts_as_gone() -> None:

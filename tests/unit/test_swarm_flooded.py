@@ -36,7 +36,7 @@ from swarm_cli.join.hub import _look
 from swarm_cli.observe import evaluation_log, snapshot
 from swarm_cli.observe.evaluation_log import ESTABLISHED_S, EvaluationLog, with_places
 from swarm_cli.observe.node_lines import elsewhere_table
-from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, SwarmState, look_at_hub, take_snapshot
+from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, look_at_hub, take_snapshot
 from swarm_cli.observe.status import hub_caption
 from swarm_cli.observe.top import screen
 from swarm_cli.target import Target
@@ -188,7 +188,7 @@ async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_sign
         ("alpha", "eve"), SignatureStatus.REFUSED
     )
     assert entries["eve"] is not None and entries["eve"].problem == OTHER_SWARM
-    shown = swarm_object(seen, log.heard("run-1"), RecentGroups())
+    shown = swarm_object(seen, RecentGroups())
     assert {node["entry"] for node in shown["nodes"]} == {"badly signed"}
     assert all("badly signed" in node.doubt for node in seen.nodes)
     said = io.StringIO()
@@ -227,9 +227,11 @@ async def test_the_first_view_keeps_known_nodes_and_their_scores_against_better_
     hub.now = time.time()
     for number in range(260):
         await hub.says(f"a-{number}", EVE, "run-1", 1.0)
+    config = NodeConfig(tasks=[{"dataset": "gcd"}], nats={"swarm_id": "run-1"})
+    where = connection_of(hub.plane).options.url
     await log.follow(hub.plane, "run-1")
-    seen = SwarmState(hub.now, (), (), True, swarm="run-1", known=tuple(log.established()))
-    rows = swarm_object(seen, log.heard("run-1"), RecentGroups())["leaderboard"]
+    seen = await take_snapshot(config, Target(where, where), [], timeout_s=5.0, evaluations=log, most=1000)
+    rows = swarm_object(seen, RecentGroups())["leaderboard"]
     assert len(rows) == 200 and "alpha" in {row["node"] for row in rows}
     assert "alpha" in {node.node for node in (await look_at_hub(hub.plane, log, "run-1")).nodes}
 

@@ -5,13 +5,16 @@ all of it bounded.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 import structlog
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from services.generator.evaluation import eval_line
@@ -23,18 +26,17 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import encode
-from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, TrainerPosition
+from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, TaskScore, TrainerPosition
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Heard, SignatureStatus, hear
+from shared.identity.statements import SignatureStatus, hear
 from shared.roles import ROLES, Role
 from shared.runtime.status import StatusBoard
 from shared.transport.base import StoredMessage
 from shared.transport.nats.transport import NatsTransport, connection_of
 from swarm_cli.dashboard import swarm_source
 from swarm_cli.dashboard.page_state import (
-    SETS_A_KEY,
     THIS_SERVER,
     curves_by_task,
     leaderboard,
@@ -46,8 +48,8 @@ from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, BatchFollower, Rece
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.observe import run_files
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.run_files import Evaluation, base_of, recorded_evaluations
-from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.observe.run_files import Evaluation, compared, read_evaluations
+from swarm_cli.observe.snapshot import SwarmState, held_out_history
 from swarm_cli.target import Target
 from tests.nats_server import own_plane
 from tests.unit.page_batches import NOW, batch, item
@@ -62,10 +64,6 @@ def report(node: str, version: int, rate: float, *, at: float | None = None, hel
         node=node, policy_version=version, created_at=NOW + version if at is None else at, n=8, pass_rate=rate, mean_reward=rate,
         per_task={}, seconds=1.0, held_out=held_out,
     )  # fmt: skip
-
-
-def signed(node: str, version: int, rate: float, **more: object) -> Heard[EvalReport]:
-    return Heard(report(node, version, rate, **more), SignatureStatus.SIGNED, f"U{node}", "s")  # type: ignore[arg-type]
 
 
 def test_a_batchs_groups_are_summed_up_by_step_and_the_newest_are_kept() -> None:
@@ -138,115 +136,95 @@ async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_b
     assert found is not None and json.loads(found[1])["state"] not in ("waiting", "lost")
 
 
+def scored(name: str, *reports: EvalReport, in_files: Sequence[Evaluation] = (), **more: Any) -> NodeState:
+    """A node elsewhere with these reports."""
+    return NodeState(name, at=NOW, elsewhere=True, scores=held_out_history(None, reports, in_files), **more)
+
+
 def test_scores_are_ranked_by_gain_among_those_who_were_asked_the_same() -> None:
-    heard = [signed("alpha", 0, 0.1), signed("alpha", 5, 0.5), signed("beta", 0, 0.1), signed("beta", 5, 0.7)]
-    heard += [signed("gamma", 5, 0.9), signed("delta", 0, 0.2, held_out="b" * 64), signed("delta", 9, 1.0, held_out="b" * 64)]
-    heard += [Heard(report("eve", 9, 1.0), SignatureStatus.UNSIGNED)]
-    rows = leaderboard(heard)
-    assert [row.node for row in rows] == ["beta", "alpha", "gamma", "delta", "eve"]
-    assert [row.gain and round(row.gain, 3) for row in rows] == [0.6, 0.4, None, 0.8, None]
-    assert [row.trusted for row in rows] == [True] * 4 + [False]
+    nodes = [
+        scored("alpha", report("alpha", 0, 0.1), report("alpha", 5, 0.5)),
+        scored("beta", report("beta", 0, 0.1), report("beta", 5, 0.7)),
+        scored("gamma", report("gamma", 5, 0.9)),
+        scored("delta", report("delta", 0, 0.2, held_out="b" * 64), report("delta", 9, 1.0, held_out="b" * 64)),
+        scored("eve", report("eve", 9, 1.0), signed=False),
+        scored("silent"),
+    ]
+    rows = leaderboard(nodes)
+    assert [node.node for node, _ in rows] == ["beta", "alpha", "gamma", "delta", "eve"]
+    assert [found.gain and round(found.gain, 3) for _, found in rows] == [0.6, 0.4, None, 0.8, None]
+    told = swarm_object(SwarmState(NOW, tuple(nodes)), RecentGroups())["leaderboard"]
+    assert [(row["trusted"], row["standing"]) for row in told] == [(True, "signed")] * 4 + [(False, "unsigned")]
+
+
+def row(node: NodeState, *, ended: bool = False) -> dict[str, Any]:
+    (found,) = swarm_object(SwarmState(NOW, (node,)), RecentGroups(), ended=ended)["leaderboard"]
+    return found
 
 
 def test_a_base_score_by_another_reward_or_rule_is_none() -> None:
-    def scored(version: int, rate: float | None, scorer: str = "c" * 64, rule: str | None = "d" * 64) -> Heard[EvalReport]:
-        said = msgspec.structs.replace(report("alpha", version, 0.2), pass_rate=rate, scorer=scorer, pass_rule=rule)
-        return Heard(said, SignatureStatus.SIGNED, "Ualpha", "s")
+    def of(*rated: tuple[int, float | None, str, str | None]) -> dict[str, Any]:
+        said = [
+            structs.replace(report("alpha", version, 0.2), pass_rate=rate, scorer=scorer * 64, pass_rule=rule)
+            for version, rate, scorer, rule in rated
+        ]
+        return row(scored("alpha", *said))
 
-    assert leaderboard([scored(0, 0.1), scored(4, 0.5)])[0].gain == pytest.approx(0.4)
-    before, newest = leaderboard([scored(0, 0.1), scored(4, 0.5, scorer="e" * 64)])
-    assert (newest.base, newest.curve, before.base, before.newest) == (None, ((4, 0.5),), 0.1, 0.1)
-    assert leaderboard([scored(0, 0.1), scored(4, 0.5, rule="e" * 64)])[0].base is None
-    by_reward = leaderboard([scored(0, 0.45), scored(4, None, rule=None)])[0]
-    assert (by_reward.base, by_reward.newest, by_reward.by_reward) == (0.2, 0.2, True)
-
-
-def test_a_report_said_again_changes_nothing_and_a_new_training_forgets_the_last() -> None:
-    first, second = signed("alpha", 0, 0.1), signed("alpha", 5, 0.5)
-    (row,) = leaderboard([first, second, first])
-    assert (row.newest, row.policy_version) == (0.5, 5)
-    again = signed("alpha", 3, 0.2, at=NOW + 100)
-    (row,) = leaderboard([first, second, again])
-    assert row.curve == ((0, 0.1), (3, 0.2)) and row.gain == pytest.approx(0.1)
+    first = (0, 0.1, "c", "d" * 64)
+    assert of(first, (4, 0.5, "c", "d" * 64))["gain"] == pytest.approx(0.4)
+    other = of(first, (4, 0.5, "e", "d" * 64))
+    assert (other["base"], other["gain"], other["curve"]) == (None, None, ((4, 0.5),))
+    assert of(first, (4, 0.5, "c", "e" * 64))["base"] is None
+    by_reward = of((0, 0.45, "c", "d" * 64), (4, None, "c", None))
+    assert (by_reward["base"], by_reward["newest"], by_reward["by_reward"]) == (0.2, 0.2, True)
 
 
-def test_a_key_has_rows_for_its_newest_sets_only_however_many_it_names() -> None:
-    made_up = [signed("eve", 100 + place, 1.0, held_out=f"{place:064}") for place in range(250)]
-    rows = leaderboard([*made_up, signed("alpha", 0, 0.1), signed("beta", 0, 0.1)])
-    assert sum(row.node == "eve" for row in rows) == SETS_A_KEY
-    assert {row.of_set[0] for row in rows if row.node == "eve"} == {f"{248:064}", f"{249:064}"}, "the newest"
-    assert {"alpha", "beta"} <= {row.node for row in rows}
+def test_a_new_training_forgets_the_last() -> None:
+    again = row(scored("alpha", report("alpha", 0, 0.1), report("alpha", 5, 0.5), report("alpha", 3, 0.2, at=NOW + 100)))
+    assert again["curve"] == ((0, 0.1), (3, 0.2)) and again["gain"] == pytest.approx(0.1)
 
 
-def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server() -> None:
-    (row,) = leaderboard([], own(report("alpha", 0, 0.25)))
-    assert (row.standing, row.trusted, row.newest, row.gain) == (THIS_SERVER, True, 0.25, 0.0)
-    assert leaderboard([signed("alpha", 1, 0.5)], own(report("alpha", 0, 0.25)))[0].newest == 0.5
+def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server(tmp_path: Path) -> None:
+    said = report("alpha", 4, 0.25)
+    here = NodeState("alpha", at=NOW, evaluation=said, scores=held_out_history(said, []))
+    assert (found := row(here))["trusted"] and (found["standing"], found["newest"]) == (THIS_SERVER, 0.25)
+    in_files = recorded(tmp_path, report("alpha", 0, 0.125))
+    known = row(dataclasses.replace(here, scores=held_out_history(said, [], in_files)))
+    assert (known["base"], known["curve"]) == (0.125, ((0, 0.125), (4, 0.25))), "of a run of seconds no report says the first"
 
 
-def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tmp_path: Path) -> None:
-    """A run of seconds: the next evaluation came before its verifier had passed on the first."""
-    other, newest = eval_line(report("alpha", 0, 0.9, held_out="b" * 64)), eval_line(report("alpha", 4, 0.5))
-    lines = [eval_line(report("alpha", 0, 0.125)), other, newest, {"policy_version": 0, "pass_rate": "x", "n": 8}]
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"policy_ver')
-    found = {"alpha": recorded_evaluations(tmp_path)}
-    for held_out, rate in (("a" * 64, 0.125), ("b" * 64, 0.9)):
-        base = base_of(found["alpha"], Evaluation.of(report("alpha", 4, 0.5, held_out=held_out)))
-        assert base is not None and base.pass_rate == rate
-    assert recorded_evaluations(tmp_path / "beta") == ()
-    for heard, mine in (([signed("alpha", 4, 0.5)], {}), ([], own(report("alpha", 4, 0.5)))):
-        (row,) = leaderboard(heard, mine, recorded=found)
-        assert (row.base, row.gain, row.curve) == (0.125, 0.375, ((0, 0.125), (4, 0.5)))
-    (forged,) = leaderboard([Heard(report("alpha", 4, 0.5), SignatureStatus.UNSIGNED)], recorded=found)
-    assert forged.base is None, "somebody else's score has nothing to do with this node's records"
-    assert leaderboard([signed("alpha", 0, 0.2), signed("alpha", 4, 0.5)], recorded=found)[0].base == 0.2
-    with (tmp_path / "eval.jsonl").open("a") as file:
-        file.write("\n" + json.dumps(eval_line(report("alpha", 0, 0.25))) + "\n")
-    again = base_of(recorded_evaluations(tmp_path), Evaluation.of(report("alpha", 4, 0.5)))
-    assert again is not None and again.pass_rate == 0.25
-
-
-def recorded(folder: Path, *reports: EvalReport) -> tuple[Evaluation, ...]:
+def recorded(folder: Path, *reports: EvalReport) -> list[Evaluation]:
     folder.mkdir(exist_ok=True)
-    (folder / "eval.jsonl").write_text("".join(json.dumps(eval_line(each)) + "\n" for each in reports))
-    return recorded_evaluations(folder)
-
-
-def own(report: EvalReport) -> dict[str, list[Evaluation]]:
-    return {report.node: [Evaluation.of(report)]}
-
-
-def test_a_nodes_curve_begins_with_the_base_policy_that_no_report_says(tmp_path: Path) -> None:
-    known = recorded(tmp_path, report("alpha", 0, 0.125), report("alpha", 4, 0.5))
-    assert curves_by_task([signed("alpha", 4, 0.5)], "alpha", "Ualpha", known) == {"": [(0, 0.125), (4, 0.5)]}
-    assert curves_by_task([signed("alpha", 0, 0.25), signed("alpha", 4, 0.5)], "alpha", "Ualpha", known)[""][0] == (0, 0.25)
-    forged = Heard(report("alpha", 4, 0.5), SignatureStatus.UNSIGNED, "Ualpha")
-    other = signed("alpha", 4, 0.5, held_out="b" * 64)
-    for heard in ([forged], [other], []):
-        assert (0, 0.125) not in curves_by_task(heard, "alpha", "Ualpha", known).get("", [])
+    lines = [json.dumps(eval_line(each)) for each in reports]
+    (folder / "eval.jsonl").write_text("\n".join([*lines, '{"policy_version": 0, "pass_rate": "x", "n": 8}', '{"policy_ver']))
+    return read_evaluations(folder)
 
 
 def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its verifier had ended before it could pass on the last score. Of a long run only the newest
-    scores are kept, and the base policy's.
-    """
+    """Of a long run only the newest scores are kept, and the base policy's."""
     reports = [report("alpha", version, rate) for version, rate in ((0, 0.125), (4, 0.5), (6, 0.75))]
     whole = recorded(tmp_path / "whole", *reports)
     monkeypatch.setattr(run_files, "EVALUATIONS_KEPT", 2)
     shortened = recorded(tmp_path / "shortened", *reports)
     for known in (whole, shortened):
-        assert known == tuple(map(Evaluation.of, reports))
-        (row,) = leaderboard([], {"alpha": known}, recorded={"alpha": known})
-        assert (row.newest, row.policy_version, row.gain, row.curve) == (0.75, 6, 0.625, ((0, 0.125), (4, 0.5), (6, 0.75)))
-        assert curves_by_task([], "alpha", "", known)[""] == [(0, 0.125), (4, 0.5), (6, 0.75)]
-    assert curves_by_task([], "alpha", "Uother", whole) == {}, "another key's are not on record"
+        assert known == list(map(Evaluation.of, reports))
+        found = row(NodeState("alpha", at=NOW, scores=tuple(known)), ended=True)
+        assert (found["newest"], found["version"], found["gain"], found["standing"]) == (0.75, 6, 0.625, "on record")
+        assert found["curve"] == ((0, 0.125), (4, 0.5), (6, 0.75)) == tuple(curves_by_task(compared(known))[""])
 
 
-def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:
+def test_a_curve_for_each_task_is_by_the_measure_of_its_newest_result() -> None:
+    def of(version: int, **by_task: tuple[float | None, float]) -> Evaluation:
+        results = {name: TaskScore(n=4, pass_rate=rate, mean_reward=mean) for name, (rate, mean) in by_task.items()}
+        return Evaluation(version, 0.5, 8, per_task=results)
+
+    found = compared([of(0, gcd=(0.25, 0.3), own=(0.5, 0.1)), of(4, gcd=(0.5, 0.6), own=(None, 0.2))])
+    assert curves_by_task(found) == {"": [(0, 0.5), (4, 0.5)], "gcd": [(0, 0.25), (4, 0.5)], "own": [(0, 0.1), (4, 0.2)]}
+
+
+def test_curves_keep_their_ends() -> None:
     curve = [(version, version / 1000) for version in range(1000)]
     assert thinned(curve, 24)[0] == curve[0] and thinned(curve, 24)[-1] == curve[-1] and len(thinned(curve, 24)) == 24
-    forged = Heard(report("alpha", 9, 1.0), SignatureStatus.REFUSED, "Ualpha", "s", "x")
-    assert curves_by_task([signed("alpha", 0, 0.1), forged], "alpha", "Ualpha") == {"": [(0, 0.1)]}
 
 
 def node(
@@ -303,9 +281,9 @@ def test_what_a_node_does_is_told_from_its_processes(seen: NodeState, kind: str)
 
 
 def test_a_node_that_is_ended_says_which_processes_still_run_and_one_started_again_which_it_waits_for() -> None:
-    ending = swarm_object(SwarmState(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), [], RecentGroups())
+    ending = swarm_object(SwarmState(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), RecentGroups())
     assert ending["nodes"][0]["words"] == f"ending, still running: {ROLES[0]}" and ending["state"] == "stopped"
-    again = swarm_object(SwarmState(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), [], RecentGroups())
+    again = swarm_object(SwarmState(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), RecentGroups())
     assert again["nodes"][0]["words"] == f"starting: waiting for {ROLES[2]}, {ROLES[3]}" and again["state"] == "starting"
 
 
@@ -318,14 +296,14 @@ def test_one_silent_node_is_not_hidden_behind_those_that_run() -> None:
 
 
 def test_a_silent_node_says_which_process_is_silent_for_how_long_and_never_that_it_starts() -> None:
-    told = swarm_object(SwarmState(NOW, (node(age_s=60.0),), (), True), [], RecentGroups())
+    told = swarm_object(SwarmState(NOW, (node(age_s=60.0),), (), True), RecentGroups())
     assert told["nodes"][0]["words"] == "no word from generator, verifier, sampler, trainer for 1m"
 
 
 def test_a_crowd_with_a_held_out_set_of_its_own_does_not_stand_above_nodes_that_are_known() -> None:
-    crowd = [signed(f"eve-{number}", 1, 1.0, held_out="b" * 64) for number in range(5)]
-    rows = leaderboard([*crowd, signed("alpha", 1, 0.5)], known={"alpha"})
-    assert rows[0].node == "alpha"
+    crowd = [scored(f"eve-{number}", report(f"eve-{number}", 1, 1.0, held_out="b" * 64)) for number in range(5)]
+    rows = leaderboard([*crowd, scored("alpha", report("alpha", 1, 0.5))], known={"alpha"})
+    assert rows[0][0].node == "alpha"
 
 
 def test_a_request_for_what_is_no_node_or_number_is_refused_before_anything_is_asked() -> None:

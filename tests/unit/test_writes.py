@@ -164,7 +164,7 @@ def test_status_names_what_cannot_be_written_and_what_is_slow() -> None:
     swarm = SwarmState(state.at, (state,))
     assert state.health == "warn" and state.unwritten in findings(state)
     assert state.unwritten in as_object(swarm)["nodes"]["alpha"]["trouble"]
-    (page,) = swarm_object(swarm, [], RecentGroups())["nodes"]
+    (page,) = swarm_object(swarm, RecentGroups())["nodes"]
     assert "cannot write: checkpoint, for 3m" in page["notes"][0]
     trainer.write()
     assert "cannot write" not in shown(trainer.board)

@@ -92,9 +92,9 @@ function leaderboardTable(set, rows) {
   const head = ["rank", "node", "gain", "newest", "base", "version", "curve", "signature"];
   const lines = rows.map((row, index) => stacked(head,
     el("td", { text: set ? String(index + 1) : "–" }),
-    el("th", { scope: "row" }, el("a", { href: route("node", row.node, row.key) }, name(row.node)), row.key ? el("small", { title: row.key, text: ` ${row.key.slice(0, 8)}` }) : null),
+    el("th", { scope: "row" }, el("a", { href: route("node", row.node) }, name(row.node)), row.key ? el("small", { title: row.key, text: ` ${row.key.slice(0, 8)}` }) : null),
     el("td", { text: signed(row.gain) }), el("td", {}, ratio(row.newest), row.unknown ? el("small", { text: ` ${ofAnswers(row)}` }) : null), el("td", { text: ratio(row.base) }), el("td", { text: count(row.version) }),
-    el("td", {}, spark(row.curve)), el("td", { class: "words" }, standing(row.standing, row.problem))));
+    el("td", {}, spark(row.curve)), el("td", { class: "words" }, standing(row.standing))));
   return scrolled(caption, el("table", { class: "stacks" }, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
 }
 
@@ -201,10 +201,10 @@ function select(id, options, value, change) {
   return node;
 }
 
-async function showNode(node, key) {
+async function showNode(node) {
   const state = await get("swarm.json");
-  const row = (state.leaderboard || []).find((each) => each.node === node && (key ? each.key === key : each.trusted)) || (state.leaderboard || []).find((each) => each.node === node);
-  const told = await get("node.json", { node, key: key || row?.key || "" });
+  const row = (state.leaderboard || []).find((each) => each.node === node);
+  const told = await get("node.json", { node });
   document.title = `${node} · swarm`;
   const curves = Object.entries(told.curves).map(([dataset, points]) => ({ title: dataset || "all tasks", points }));
   const held = new Set(told.steps.filter((each) => each[4]).map(([step]) => step));
@@ -212,8 +212,8 @@ async function showNode(node, key) {
   return [
     trail([node]),
     el("h1", {}, name(node)),
-    row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}${scoredBy(row)}` }), row.unknown ? el("span", { text: ofAnswers(row) }) : null, row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
-    section("curves", row?.by_reward ? "Held-out mean reward by task" : "Held-out pass rate by task", row?.by_reward ? el("p", { class: "hint", text: `Mean reward: ${NO_PASS} in [[tasks]] for a pass rate.` }) : null, curves.length ? chart(`Held-out ${row?.by_reward ? "mean reward" : "pass rate"} of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
+    row ? el("p", { class: "facts" }, standing(row.standing), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}${scoredBy(row)}` }), row.unknown ? el("span", { text: ofAnswers(row) }) : null, row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
+    section("curves", row?.by_reward ? "Held-out mean reward by task" : "Held-out pass rate by task", row?.by_reward ? el("p", { class: "hint", text: `Mean reward: ${NO_PASS} in [[tasks]] for a pass rate.` }) : null, curves.length ? chart(`Held-out ${row?.by_reward ? "mean reward" : "pass rate"} of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score of this node was received yet." }), curves.length ? curveTable(curves) : null),
     section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), rewards.length && told.steps[0][0] > 1 ? el("p", { class: "hint", text: earlier(told.steps[0][0]) }) : null, stepForm(node)),
     section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state))) : el("p", { class: "hint", text: "No group was read yet." })),
   ];
@@ -243,7 +243,7 @@ async function showSwarm() {
 
 function view() {
   const [what, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  if (what === "node") return { build: () => showNode(rest[0] || "", rest[1] || "") };
+  if (what === "node") return { build: () => showNode(rest[0] || "") };
   if (what === "step") return { build: () => showStep(rest[0] || "", Number(rest[1]) || 0) };
   if (what === "group") return { build: () => showGroup(rest[0] || "", Number(rest[1]) || 0, Number(rest[2]) || 0) };
   return { build: showSwarm, live: true };
