@@ -184,6 +184,7 @@ class TrainerGauges:
             registry=registry,
         )
         GpuMemory(registry)
+        self._alike: deque[tuple[int, dict[str, int], float]] = deque()
         self._recent: deque[PhaseSeconds] = deque(maxlen=_WINDOW_STEPS)
 
     def published(self, pointer: PolicyPointer | None) -> None:
@@ -254,3 +255,16 @@ class TrainerGauges:
         for phase in _PHASES:
             board.set(FigureFamily.SHARE.of(phase), sum(getattr(p, phase) for p in recent) / total_s)
         self.wait_ratio.set(board.get(FigureFamily.SHARE.of("wait")))
+        self._alike.append((record.groups_local, record.alike_of, record.cut_off_share or 0.0))
+        while sum(groups for groups, _, _ in self._alike) - self._alike[0][0] >= ALIKE_GROUPS:
+            self._alike.popleft()
+        groups = sum(groups for groups, _, _ in self._alike)
+        board.set(FigureFamily.ALIKE.of("of"), groups)
+        for kind in ("right", "wrong", "alike"):
+            board.set(FigureFamily.ALIKE.of(kind), sum(alike.get(kind, 0) for _, alike, _ in self._alike))
+        cut_off = sum(groups * share for groups, _, share in self._alike) / groups if groups else 0.0
+        board.set(FigureFamily.ALIKE.of("cut_off"), cut_off)
+
+
+ALIKE_GROUPS = 32
+"""Local groups over which those with equal rewards are counted, or those of one step."""

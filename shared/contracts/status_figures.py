@@ -101,6 +101,10 @@ class FigureFamily(StrEnum):
     """1 if the scorers run without this protection."""
     SHARE = "{}_share"
     """Part of the last steps' time that a phase took."""
+    ALIKE = "alike_{}"
+    """Of the trainer's last local groups those whose rewards are all equal, by kind (`right`,
+    `wrong`, `alike`), their number (`of`), and the share of answers that were cut off (`cut_off`).
+    """
     WRITE_FAILURES = "{}_write_failures"
     """Failed writes, by what was written."""
     FAILING_SINCE = "{}_failing_since"

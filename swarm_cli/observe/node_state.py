@@ -28,7 +28,7 @@ from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.text import visible
 from shared.transport.base import ConsumerState, StreamState
-from swarm_cli.observe.run_files import NO_PASS_SHOWN, Comparison, Evaluation, compared
+from swarm_cli.observe.run_files import ALIKE_KINDS, NO_PASS_SHOWN, Comparison, Evaluation, alike_words, compared
 
 LOADING_S = 600.0
 """How long a process of a node that was just started may load before it counts as silent."""
@@ -532,6 +532,10 @@ class NodeState:
         elif newest is not None and newest.unknown:
             of = f"{newest.n:,} of {newest.n + newest.unknown:,} held-out answers"
             notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
+        if trainer := self.alive("trainer"):
+            figures = trainer[0].figures
+            alike = {kind: figures.get(FigureFamily.ALIKE.of(kind), 0.0) for kind in ALIKE_KINDS}
+            notes += filter(None, [alike_words(alike, self.node)])
         notes += [NO_PASS_SHOWN] if newest is not None and newest.n and newest.pass_rate is None else []
         return [*notes, *filter(None, [self.comparison.why_no_base])]
 

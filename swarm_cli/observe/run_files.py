@@ -242,6 +242,48 @@ def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
     return counts
 
 
+FEWEST_GROUPS, MOSTLY = 16, 0.75
+ALIKE_KINDS = ("of", "right", "wrong", "alike", "cut_off")
+
+
+def alike_words(alike: Mapping[str, float], node: str) -> str:
+    """Why most of the last groups taught nothing, and what to change; empty if they did. alike: by
+    `ALIKE_KINDS`, as in `FigureFamily.ALIKE`.
+    """
+    groups, flat = alike["of"], {kind: alike[kind] for kind in ("wrong", "right", "alike")}
+    if groups < FEWEST_GROUPS or sum(flat.values()) < MOSTLY * groups:
+        return ""
+    names = {"wrong": "all wrong", "right": "all right", "alike": "of equal rewards"}
+    told = ", ".join(f"{flat[kind]:,.0f} {names[kind]}" for kind in flat if flat[kind])
+    remedies = {
+        "wrong": f"read some (`swarm rollouts {node} --wrong`): if they are right, mend the verifier or ask for the form of the "
+        "answer in model.system_prompt; else train on easier questions",
+        "right": "train on harder questions",
+        "alike": f"read some (`swarm rollouts {node}`): the reward gives them all the same",
+    }
+    cut_off = f"; {alike['cut_off']:.0%} of the answers were cut off" if alike["cut_off"] >= MOSTLY / 3 else ""
+    longer = "raise generator.max_new_tokens, or ask for shorter answers" if alike["cut_off"] >= 0.5 and not flat["right"] else ""
+    remedy = longer or remedies[max(flat, key=flat.__getitem__)]
+    return f"of the last {groups:,.0f} groups, {told}{cut_off}, which teaches nothing: {remedy}"
+
+
+def alike_of_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The numbers of `alike_words` for the newest steps of `metrics.jsonl` with enough groups."""
+    found = dict.fromkeys(ALIKE_KINDS, 0.0)
+    for step in reversed(steps):
+        groups, alike, cut_off = step.get("groups_local"), step.get("alike_of"), step.get("cut_off_share")
+        if not isinstance(groups, int) or not isinstance(alike, dict):
+            break
+        for kind in ("right", "wrong", "alike"):
+            found[kind] += alike.get(kind, 0)
+        found["of"] += groups
+        found["cut_off"] += groups * (cut_off or 0.0)
+        if found["of"] >= 2 * FEWEST_GROUPS:
+            break
+    found["cut_off"] /= max(1.0, found["of"])
+    return found
+
+
 def _is_number(value: Any) -> bool:
     """Check whether `value` is a number that fits into 64 bits, which JSON's need not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63

@@ -18,6 +18,8 @@ from shared.text import visible
 from swarm_cli.observe.run_files import (
     NO_PASS_SHOWN,
     Evaluation,
+    alike_of_steps,
+    alike_words,
     compared,
     read_evaluations,
     read_steps,
@@ -131,6 +133,7 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) ->
         unknown = _unknown(run_dir / node, evaluations)
         if steps or evaluations:
             lines += verdict(steps, evaluations).lines(node)
+            lines += [f"  {text}" for text in [alike_words(alike_of_steps(steps), node)] if text]
         elif unknown:
             lines.append(f"{visible(node)}: no step was trained")
         unsaved = unsaved_words(run_dir / node) if ended else ""

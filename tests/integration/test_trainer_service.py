@@ -71,6 +71,7 @@ async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_fi
     assert last["reward_local"] == pytest.approx(2 / 7)
     assert last["reward_external"] == pytest.approx(2.75 / 5)
     assert (last["groups_local"], last["groups_external"], last["groups_zero_advantage"]) == (2, 2, 1)
+    assert sum(last["alike_of"].values()) <= 1 and 0.0 <= last["cut_off_share"] <= 1.0
     assert (last["behaviour_share"], last["reencoded_share"]) == (0.75, 0.25)
     assert (last["staleness_mean"], last["staleness_max"]) == (1.0, 1)
     assert last["updated"] and last["grad_norm"] > 0 and last["entropy"] > 0 and last["tokens"] > 0

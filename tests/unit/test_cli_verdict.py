@@ -5,6 +5,7 @@ and chance is called chance.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_cli.observe.plot import draw_curves
-from swarm_cli.observe.run_files import Evaluation, read_evaluations, read_steps
+from swarm_cli.observe.run_files import Evaluation, alike_of_steps, alike_words, read_evaluations, read_steps
 from swarm_cli.observe.verdict import _RUNBOOKS, Outcome, run_verdicts, verdict
 
 REPO = Path(__file__).parents[2]
@@ -139,6 +140,30 @@ def test_held_out_answers_that_are_too_few_for_want_of_a_reward_are_not_blamed_o
     assert "only 7 of 16 held-out answers have a known reward" in found.reasons[0] and "verifier.log" in found.reasons[0]
     few = verdict([], [Evaluation(0, 0.5, 8), Evaluation(25, 0.5, 7, unknown=1)])
     assert "8 held-out tasks are too few: set eval.tasks to 16 or more" in few.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("alike", "cut_off", "words"),
+    [
+        ({"wrong": 3}, 0.0, "24 all wrong.*--wrong"),
+        ({"wrong": 3}, 0.9, "24 all wrong; 90% of the answers were cut off.*max_new_tokens"),
+        ({"right": 4}, 0.0, "32 all right.*harder"),
+        ({"alike": 2, "wrong": 1}, 0.1, "8 all wrong, 16 of equal rewards, .*the same"),
+        ({"wrong": 2}, 0.9, None),
+        ({}, 0.0, None),
+    ],
+)
+def test_why_the_reward_stays_flat_is_told_of_the_last_groups_with_what_to_change(
+    alike: dict[str, int], cut_off: float, words: str | None
+) -> None:
+    lines = steps(20, groups_local=4, alike_of=alike, cut_off_share=cut_off)
+    told = alike_words(alike_of_steps(lines), "alpha")
+    assert told == "" if words is None else re.search(rf"of the last 32 groups, {words}", told), told
+
+
+def test_a_few_groups_or_steps_of_an_earlier_version_are_not_judged() -> None:
+    assert alike_words(alike_of_steps(steps(3, groups_local=4, alike_of={"wrong": 4}, cut_off_share=0.0)), "alpha") == ""
+    assert alike_words(alike_of_steps(steps(20, groups_local=4)), "alpha") == ""
 
 
 def test_a_policy_that_was_sure_before_it_was_trained_has_not_collapsed() -> None:

@@ -227,7 +227,9 @@ class IntakeRecord:
     staleness_*: policy versions, over local groups. foreign_answers_of: foreign answers trained on,
     by node. over_budget_of: whose groups among `skipped` were left out for their cost.
     capability_of: what foreign advantages were multiplied by, by node, where enough is known of it.
-    behaviour_share, reencoded_share: shares of the groups taken in.
+    behaviour_share, reencoded_share: shares of the groups taken in. alike_of: local groups whose
+    rewards are all equal: `right`, `wrong`, or `alike` where no pass is defined. cut_off_share: of
+    local answers, those that ended at the length limit.
     """
 
     reward_local: float | None
@@ -237,6 +239,8 @@ class IntakeRecord:
     groups_external: int
     groups_replayed: int = 0
     groups_zero_advantage: int
+    alike_of: dict[str, int] = field(default_factory=dict)
+    cut_off_share: float | None = None
     groups_skipped: int
     skipped: dict[str, int]
     foreign_answers_of: dict[str, int] = field(default_factory=dict)
@@ -257,7 +261,8 @@ class Intake:
     trained on; a replayed one, a local group of an earlier batch, does not count as local.
     with_behaviour: groups whose behaviour logprobs are known. reencoded: groups with some text
     encoded here. zero_advantage: groups whose rewards are all equal. skipped: numbers of groups
-    left out, by reason. over_budget_of: foreign groups left out for their cost, by node.
+    left out, by reason. alike_of: as in `IntakeRecord`; cut_off: local answers that ended at the
+    length limit. over_budget_of: foreign groups left out for their cost, by node.
     capability_of: factors on the advantages of foreign groups, by node, where not 1. rewards_local,
     rewards_external, rewards_replayed: of every completion of the groups trained on. skipped_of:
     why each group was left out, by its id. dropped_of: the same for single answers of groups
@@ -277,6 +282,8 @@ class Intake:
     rewards_external: list[float]
     over_budget_of: Counter[str] = field(default_factory=Counter)
     capability_of: dict[str, float] = field(default_factory=dict)
+    alike_of: Counter[str] = field(default_factory=Counter)
+    cut_off: int = 0
     replayed: int = 0
     rewards_replayed: list[float] = field(default_factory=list)
     skipped_of: dict[str, str] = field(default_factory=dict)
@@ -304,6 +311,8 @@ class Intake:
             groups_external=self.external,
             groups_replayed=self.replayed,
             groups_zero_advantage=self.zero_advantage,
+            alike_of=dict(sorted(self.alike_of.items())),
+            cut_off_share=self.cut_off / len(self.rewards_local) if self.rewards_local else None,
             groups_skipped=self.skipped.total(),
             skipped=dict(sorted(self.skipped.items())),
             foreign_answers_of=dict(sorted(self.foreign_answers_of.items())),
@@ -337,6 +346,19 @@ class _Taken:
         """Positions that a forward pass computes if nothing is shared."""
         lengths = [len(ids) for ids in self.tokens.completions if ids]
         return Cost(self.scored.group.node, self.is_local, len(self.tokens.prompt_ids) * len(lengths) + sum(lengths))
+
+
+def _alike(scored: ScoredGroup) -> str:
+    """The kind of a group whose rewards are all equal (`IntakeRecord`); empty for any other."""
+    if len(set(scored.rewards)) > 1:
+        return ""
+    if scored.passed is None:
+        return "alike"
+    return "right" if all(scored.passed) else "wrong"
+
+
+def _cut_off(scored: ScoredGroup) -> int:
+    return sum(answer.finish_reason == "length" for answer in scored.group.completions)
 
 
 def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> Intake:
@@ -386,6 +408,8 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
         reencoded=sum(each.tokens.reencoded for each in taken),
         zero_advantage=sum(not any(of_group) for of_group in advantages),
         skipped=skipped,
+        alike_of=Counter(kind for each in taken if each.is_fresh and (kind := _alike(each.scored))),
+        cut_off=sum(_cut_off(each.scored) for each in taken if each.is_fresh),
         rewards_local=[reward for each in taken if each.is_fresh for reward in each.scored.rewards],
         rewards_external=[reward for each in taken if not each.is_local for reward in each.scored.rewards],
         replayed=sum(each.replayed for each in taken),
