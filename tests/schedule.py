@@ -69,7 +69,7 @@ DEAREST = (
     "tests/unit/test_config_check_rounds.py",
     "tests/unit/test_base_policy.py",
     "tests/k8s/test_small_kubelet.py",
-    "tests/k8s/test_k8s_check_command.py",
+    "tests/k8s/test_k8s_check.py",
     "tests/unit/test_foreign_influence.py",
     "tests/integration/test_verifier_large_payloads.py",
     "tests/integration/test_bad_input.py",

@@ -110,21 +110,6 @@ def is_signed_by(certificate_pem: str, authorities_pem: str) -> bool:
     return any(_issued(certificate, each) for each in _certificates(authorities_pem))
 
 
-def leads_to(chain_pem: str, authorities_pem: str) -> bool:
-    """Return whether the first certificate of `chain_pem` leads to one of the authorities, if need
-    be by the intermediate certificates after it.
-    """
-    authorities, chain = _certificates(authorities_pem), _certificates(chain_pem)
-    current, others = chain[0], chain[1:]
-    while not any(_issued(current, each) for each in authorities):
-        issuer = next((each for each in others if _issued(current, each)), None)
-        if issuer is None:
-            return False
-        others = [each for each in others if each is not issuer]
-        current = issuer
-    return True
-
-
 def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)

@@ -19,7 +19,7 @@ from shared.roles import OBSERVER, OPERATOR
 from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.k8s.check.command import check
+from swarm_cli.k8s.check import check
 from swarm_cli.k8s.key_state import (
     SET_ASIDE,
     accounts_text,

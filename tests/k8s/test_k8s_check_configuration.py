@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swarm_cli.k8s.check.configuration import configuration_findings as findings
-from swarm_cli.k8s.check.overlay import Overlay
+from swarm_cli.k8s.check import configuration_findings as findings
+from swarm_cli.k8s.overlay import Overlay
 from swarm_cli.task_probe import TaskProbe
 from tests.k8s.manifests import REPOSITORY, Object, find, name_of, pod_of, render, with_kind
 
@@ -156,9 +156,9 @@ def test_a_nodes_name_that_is_not_its_folders_is_told_with_its_line(told: Told) 
     said = only(told(objects))
     assert said.startswith("stops") and "node.id is alhpa" in said
     assert "those of node alpha" in said and "denied by the servers" in said
-    objects = overlay_of("single-box")  # without keys it would run
+    objects = overlay_of("single-box")  # without keys it runs
     replace(objects, 'id = "alpha"', 'id = "alhpa"')
-    assert only(told(objects)).startswith("note")
+    assert told(objects) == []
 
 
 def settings(objects: list[Object]) -> dict[str, str]:
@@ -200,14 +200,13 @@ def test_a_port_or_an_address_at_which_no_probe_finds_the_service_is_told(told: 
     assert len(found) == 4 and all(f"{FILE}: http.host is 127.0.0.1" in each for each in found), found
 
 
-def test_settings_likely_to_ruin_the_run_are_notes_and_so_are_files_that_only_the_pod_has(told: Told) -> None:
+def test_a_file_that_only_the_pod_has_is_not_looked_at_and_the_other_sources_keep_their_number(told: Told) -> None:
     objects = overlay_of()
-    replace(objects, "learning_rate = 1e-6", "learning_rate = 0.1")
-    replace(objects, 'dataset = "gcd"', 'source = "file"\npath = "/data/mine.jsonl"')
-    found = told(objects)
-    assert len(found) == 2 and all(each.startswith("note ") for each in found), found
-    assert "trainer.learning_rate = 0.1: the policy forgets" in found[0]
-    assert "the rows of /data/mine.jsonl were not checked" in found[1]
+    data = config_map(objects, "alpha-node")["data"]
+    data[FILE] = data[FILE].replace("[[tasks]]", '[[tasks]]\nsource = "file"\npath = "/data/mine.jsonl"\n\n[[tasks]]', 1)
+    assert told(objects) == []
+    replace(objects, 'dataset = "gcd"', 'dataset = "gdc"')
+    assert "[[tasks]] 4: " in only(told(objects))
 
 
 @pytest.mark.slow
@@ -231,51 +230,4 @@ swarm_cli.app.main()
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1, done.stderr
     assert "[[tasks]] 2: " in done.stdout and "correct nodes/alpha/node.toml" in done.stdout
-    assert "1 of 2 findings would stop it" in done.stderr and "Traceback" not in done.stderr
-
-
-def with_rows(objects: list[Object], lines: list[str], path: str = "/etc/tasks/mine.jsonl") -> None:
-    """Alpha's third task source becomes a file, which its generator and verifier have from a
-    ConfigMap.
-    """
-    replace(objects, 'dataset = "gcd"', f'source = "file"\npath = "{path}"')
-    objects.append({"kind": "ConfigMap", "metadata": {"name": "rows"}, "data": {"mine.jsonl": "\n".join(lines)}})
-    for kind in ("Deployment", "StatefulSet"):
-        for each in with_kind(objects, kind):
-            pod = pod_of(each)
-            for container in pod["containers"]:
-                if container["name"] in ("generator", "verifier") and name_of(each).startswith("alpha"):
-                    pod.setdefault("volumes", []).append({"name": "rows", "configMap": {"name": "rows"}})
-                    container.setdefault("volumeMounts", []).append({"name": "rows", "mountPath": "/etc/tasks"})
-
-
-ROWS = 135
-"""Few for a third of all draws, if evaluation takes a third of its 200 questions."""
-
-
-def rows(count: int) -> list[str]:
-    return [f'{{"question": "What is {number} + 1?", "answer": "{number + 1}"}}' for number in range(count)]
-
-
-def test_a_file_that_the_pods_have_from_a_config_map_is_read_and_few_rows_are_a_note(told: Told) -> None:
-    objects = overlay_of()
-    with_rows(objects, rows(ROWS))
-    found = only(told(objects))
-    assert found.startswith("note ") and "[[tasks]] 3: /etc/tasks/mine.jsonl: few rows" in found, found
-    assert "Use more rows" in found and found.endswith("add rows to that file's entry of its ConfigMap")
-    objects = overlay_of()
-    with_rows(objects, [*rows(ROWS), '{"question": "And this?"}'])
-    found = only(told(objects))
-    assert found.startswith("stops") and f"[[tasks]] 3: /etc/tasks/mine.jsonl: line {ROWS + 1}: " in found, found
-    objects = overlay_of()
-    with_rows(objects, rows(ROWS), "/etc/tasks/absent.jsonl")
-    assert "the rows of /etc/tasks/absent.jsonl were not checked" in only(told(objects))
-
-
-def test_rows_of_a_config_map_that_are_left_out_are_a_note_with_their_lines(told: Told) -> None:
-    objects = overlay_of()
-    with_rows(objects, [*rows(999), '{"question": "What is north of here?", "answer": "a pole"}'])
-    replace(objects, 'source = "file"', 'source = "file"\nverifier = "final_number"')
-    found = only(told(objects))
-    assert found.startswith("note ") and "[[tasks]] 3: " in found and "line 1000" in found, found
-    assert found.endswith("correct those rows in that file's ConfigMap")
+    assert "1 of 1 findings would stop it" in done.stderr and "Traceback" not in done.stderr

@@ -198,7 +198,7 @@ def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_k8s_check_of_tasks_that_take_for_ever_waits_for_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_k8s_check_of_tasks_that_take_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_probe, "DEADLINE_S", 1.0)
     monkeypatch.setattr(task_probe, "LATE_S", 0.0)
     files = {"alpha": FOR_EVER, "beta": FOR_EVER.replace("alpha", "beta").replace("max_digits = 1", "max_digits = 2")}
@@ -207,7 +207,7 @@ def test_k8s_check_of_tasks_that_take_for_ever_waits_for_one_node(tmp_path: Path
     done = CliRunner().invoke(app, ["k8s", "check", "--no-cluster", str(tmp_path / "rendered.yaml")])
     alpha, beta = (line for line in done.output.splitlines() if line.startswith("stops"))
     assert done.exit_code == 1 and "alpha-generator" in alpha and "longer than 1 s (chain_sum;" in alpha
-    assert "beta-generator" in beta and "no task was derived" in beta
+    assert "beta-generator" in beta and "longer than 1 s (chain_sum;" in beta
 
 
 HELD = """apiVersion: v1
@@ -228,26 +228,21 @@ def rendered(tmp_path: Path, text: str) -> Path:
     return tmp_path / "rendered.yaml"
 
 
-@pytest.mark.parametrize("first", [json.dumps("x" * 100_000), "[lol, lol, lol, lol]"], ids=["text", "list"])
-def test_k8s_check_expands_no_aliases_of_aliases(tmp_path: Path, first: str) -> None:
+def test_k8s_check_expands_no_aliases(tmp_path: Path) -> None:
+    """A hundred kilobytes of aliases of aliases stand for more than any memory holds."""
     lines = (f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 20)}]\n" for n in range(1, 6))
-    code, said = k8s_check(rendered(tmp_path, HELD.replace("FIRST", first) + "".join(lines)))
-    assert code and "aliases stand for more than 1,048,576 characters" in said and len(said) < 1000
+    code, said = k8s_check(rendered(tmp_path, HELD.replace("FIRST", "[lol, lol, lol, lol]") + "".join(lines)))
+    assert code and "has an alias" in said and len(said) < 1000
 
 
 @pytest.mark.slow
-def test_k8s_check_of_an_alias_of_itself_or_of_deep_nesting_is_a_sentence(tmp_path: Path) -> None:
-    assert "aliases stand for more" in k8s_check(rendered(tmp_path, HELD.replace("FIRST", "[*l0]")))[1]
+def test_k8s_check_of_deep_nesting_is_a_sentence(tmp_path: Path) -> None:
     assert "nested too deep" in k8s_check(rendered(tmp_path, "[" * 20_000))[1]
 
 
 def test_k8s_check_reads_no_file_without_an_end(tmp_path: Path) -> None:
     file = rendered(tmp_path, "a" * (16 * 2**20 + 1))
     assert "more than 16,777,216 characters" in k8s_check(file)[1]
-
-
-def test_an_alias_that_people_write_is_read(tmp_path: Path) -> None:
-    assert k8s_check(rendered(tmp_path, HELD.replace("FIRST", "text") + "  l1: *l0\n  empty:\n"))[0] == 0
 
 
 def test_values_that_are_not_text_are_told_as_kubernetes_would(tmp_path: Path) -> None:
