@@ -329,7 +329,13 @@ class RunGone(NotConnected):
 
     def __init__(self, folder: Path, end: RunEnd) -> None:
         super().__init__(end.sentence(folder.name, time.time()))
-        self.folder = folder
+        self.folder, self.end = folder, end
+
+    def ending(self, command: str) -> CommandError:
+        """The error that ends a view of the run, with the commands that show it and start it
+        again.
+        """
+        return CommandError(f"{self}\n{afterwards(self.folder, command)}", self.end.exit_code)
 
 
 def afterwards(folder: Path, command: str) -> str:
@@ -338,13 +344,6 @@ def afterwards(folder: Path, command: str) -> str:
     """
     look = f"`{command} --run {folder.name}` shows it as it was when it ended; " if command else ""
     return f"{look}{goes_on(folder)} starts it again"
-
-
-def run_gone(folder: Path, end: RunEnd, command: str) -> CommandError:
-    """The error that ends a view of the run in `folder`, because it has ended, and its server with
-    it.
-    """
-    return CommandError(f"{end.sentence(folder.name, time.time())}\n{afterwards(folder, command)}", end.exit_code)
 
 
 def killed_often(code: int | None) -> str:

@@ -97,6 +97,8 @@ def naming_silent_server(var_dir: Path, node_url: str) -> Iterator[None]:
     """Raises ServerSilent for a NotConnected of the block, if `silent_server` explains it."""
     try:
         yield
+    except ServerSilent:
+        raise
     except NotConnected as error:
         if told := silent_server(var_dir, node_url):
             raise ServerSilent(told) from error

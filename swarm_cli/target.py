@@ -35,7 +35,7 @@ from swarm_cli.runs import (
     running_runs,
     runs_of_this_user,
 )
-from swarm_cli.server_diagnosis import naming_silent_server
+from swarm_cli.server_diagnosis import ServerSilent, naming_silent_server, silent_server
 
 _LISTENS_S = 2.0
 _RUNS_NAMED = 5
@@ -215,16 +215,25 @@ def where_runs_are(config: NodeConfig) -> str:
     return "" if found_unasked else f" --var-dir {shlex.quote(str(config.node.var_dir))}"
 
 
-def ended_here(var_dir: Path, target: Target, *, answers: bool = False) -> tuple[Path, RunEnd] | None:
+def ended_here(var_dir: Path, target: Target) -> tuple[Path, RunEnd] | None:
     """The ended run that explains why the target's server does not answer, or none of its nodes is
-    alive, and its end: the target's run or, if that is not known, the newest one of that server. If
-    no server was named and none `answers`, it may be of any server.
+    alive, and its end: the target's run or, if that is not known, the newest one of that server.
     """
     if target.run:
         folder = var_dir / "runs" / target.run
         end = target.ended or read_end(folder)
         return None if end is None else (folder, end)
-    return newest_ended(var_dir, target.node_url if answers or target.named else "")
+    return newest_ended(var_dir, target.node_url)
+
+
+def explained(var_dir: Path, target: Target, error: NotConnected) -> NotConnected:
+    """The error that says why the target's server does not answer: ServerSilent or RunGone if its
+    run on this machine explains it, else `error`. Waits for the server as `silent_server` does.
+    """
+    if told := silent_server(var_dir, target.node_url):
+        return ServerSilent(told)
+    ended = ended_here(var_dir, target)
+    return error if ended is None else RunGone(*ended)
 
 
 def check_listening(var_dir: Path, target: Target, *, acts: bool = False) -> None:
@@ -246,7 +255,8 @@ def check_listening(var_dir: Path, target: Target, *, acts: bool = False) -> Non
     try:
         socket.create_connection((at.hostname, at.port), _LISTENS_S).close()
     except ConnectionRefusedError:
-        if found := ended_here(var_dir, target):
+        # If nobody named a server, the run may have had another.
+        if found := newest_ended(var_dir, target.node_url if target.named else ""):
             raise RunGone(*found) from None
         raise NotConnected(
             f"no NATS server listens at {target.node_url}: start a swarm with `swarm up` (`make run`) in another terminal"

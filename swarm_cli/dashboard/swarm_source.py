@@ -31,9 +31,8 @@ from swarm_cli.observe.remedies import folder_here, server_trouble
 from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
-from swarm_cli.runs import RunEnd, goes_on
-from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.target import Target, ended_here, run_here
+from swarm_cli.runs import RunEnd, RunGone, goes_on
+from swarm_cli.target import Target, run_here
 
 CONNECT_S = 3.0
 BATCHES_S = 10.0
@@ -92,12 +91,12 @@ class SwarmSource:
             snapshot = await take_snapshot(
                 self._config, target, [], timeout_s=CONNECT_S, evaluations=self._scores, most=NODES_LOOKED_AT
             )
+        except RunGone as gone:
+            return await self._look_at_records(gone.folder.name, gone.end)
         except NotConnected as error:
-            hangs = await asyncio.to_thread(silent_server, var_dir, target.node_url)
-            ended = None if hangs or self._heard_at is None else ended_here(var_dir, target, answers=True)
-            if ended is not None:
-                return await self._look_at_records(ended[0].name, ended[1])
-            self._away(hangs or str(error))
+            # What was seen last stays.
+            state = "waiting" if self._heard_at is None else "lost"
+            self._state = self._state | {"state": state, "problem": visible(str(error), 1000), "ended": None}
             return None
         runs = {node.node: node.run for node in snapshot.here if node.statuses}
         others = any(runs.get(node) != known for node, known in self._runs.items() if known and node not in snapshot.earlier)
@@ -166,11 +165,6 @@ class SwarmSource:
             await self._batches.follow(plane, [node.node for node in snapshot.nodes if node.statuses])
         finally:
             await plane.close()
-
-    def _away(self, problem: str) -> None:
-        """Record that no server answers, and why. What was seen last stays."""
-        state = "waiting" if self._heard_at is None else "lost"
-        self._state = self._state | {"state": state, "problem": visible(problem, 1000), "ended": None}
 
     def answer(self, path: str, asked: Mapping[str, str]) -> tuple[int, bytes] | None:
         """Status and JSON for a path of the page; None for an unknown path."""

@@ -43,7 +43,7 @@ from swarm_cli.observe.run_files import (
     unsaved_words,
 )
 from swarm_cli.runs import RunEnd, running_since
-from swarm_cli.target import Target, run_here
+from swarm_cli.target import Target, explained, run_here
 
 NODES_SHOWN = 100
 """The most nodes shown by default: first those on this server, then the directory's
@@ -138,8 +138,9 @@ async def take_snapshot(
         CommandError: one of `names` is none.
         NoSuchNode: there is no node of one of these names.
         NotConnected, AccessDenied: of the node plane; also if the look takes longer than
-            `within_s`. A swarm plane that cannot be reached, or that lets this user in no more, is
-            part of the snapshot.
+            `within_s`. ServerSilent and RunGone if that explains why it does not answer. A swarm
+            plane that cannot be reached, or that lets this user in no more, is part of the
+            snapshot.
     """
     if target.ended is not None:
         return await asyncio.to_thread(ended_run, config.node.var_dir / "runs" / target.run, target.ended, names)
@@ -147,7 +148,10 @@ async def take_snapshot(
         async with asyncio.timeout(within_s):
             return await _look(config, target, names, timeout_s, evaluations, most)
     except TimeoutError:
-        raise NotConnected(f"{target.node_url} took longer than {within_s:.0f} s to answer") from None
+        away = NotConnected(f"{target.node_url} took longer than {within_s:.0f} s to answer")
+    except NotConnected as error:
+        away = error
+    raise await asyncio.to_thread(explained, config.node.var_dir, target, away)
 
 
 async def _look(

@@ -43,8 +43,7 @@ from swarm_cli.observe.node_lines import elsewhere_table, node_lines
 from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, look_at_hub, take_snapshot
-from swarm_cli.runs import RunEnd, run_gone
-from swarm_cli.server_diagnosis import silent_server
+from swarm_cli.runs import RunEnd, RunGone
 from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at
 
 NAMES_A_LINE = 5
@@ -79,16 +78,14 @@ def status(
         try:
             check_listening(node_config.node.var_dir, target)
             snapshot = asyncio.run(_snapshot(node_config, target, nodes or []))
-        except NotConnected:
-            if silent_server(node_config.node.var_dir, target.node_url):
-                raise
-            # When a run on this machine ends, its server ends too.
-            ended = ended_here(node_config.node.var_dir, target)
-            if ended is None or run:
-                raise
-            raise _gone(*ended, as_json=as_json) from None
+        except RunGone as gone:
+            if not as_json:
+                raise gone.ending("swarm status") from None
+            ended = _end_object((gone.folder, gone.end))
+            typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": ended}, indent=2))
+            raise typer.Exit(gone.end.exit_code) from None
     lives = any(node.alive(role) for node in snapshot.nodes for role in ROLES)
-    end = None if lives else ended_here(node_config.node.var_dir, target, answers=True)
+    end = None if lives else ended_here(node_config.node.var_dir, target)
     server = "" if end is not None else server_trouble(snapshot.here, node_config.node.var_dir, target)
     if as_json:
         typer.echo(visible_json(as_object(snapshot) | {"server_problem": server, "ended": _end_object(end)}, indent=2))
@@ -114,14 +111,6 @@ async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> Swa
     except CommandError:  # no roster on this machine, as in the operator's pod: nobody's scores can be checked
         reports = None
     return await take_snapshot(config, target, nodes, timeout_s=CONNECT_S, within_s=STATUS_S, evaluations=reports)
-
-
-def _gone(folder: Path, end: RunEnd, *, as_json: bool) -> Exception:
-    """The exception that ends `status` if the newest run here has ended, and its server with it."""
-    if as_json:
-        typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": _end_object((folder, end))}, indent=2))
-        return typer.Exit(end.exit_code)
-    return run_gone(folder, end, "swarm status")
 
 
 def _end_object(end: tuple[Path, RunEnd] | None) -> dict[str, Any] | None:

@@ -32,9 +32,8 @@ from swarm_cli.observe.node_state import NodeState, StepRate
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NOBODY, START, NoSuchNode, SwarmState, take_snapshot
 from swarm_cli.observe.status import refuse_nothing_seen, show, swarm_trouble
-from swarm_cli.runs import run_gone
-from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at
+from swarm_cli.runs import RunGone
+from swarm_cli.target import LookRunOption, Target, check_listening, looking_at
 
 CONNECT_S = 3.0
 T = TypeVar("T")
@@ -175,11 +174,13 @@ class Top:
                     if error.there and self._heard_at is None:
                         raise
                     notice = str(error)
+                except RunGone as gone:
+                    raise gone.ending("swarm top") from None
                 except NotConnected as error:
                     if self._heard_at is None:
                         raise
                     age_s = time.time() - self._heard_at
-                    notice = await _unless(quit_pressed, asyncio.to_thread(self._away, error, age_s)) or ""
+                    notice = f"the server has not answered for {age_s:.0f} s ({error}); below is what was seen last. Trying again"
                 words = {"headline": f"{self._headline}  q ends", "notice": notice, "closing": self._closing}
                 live.update(screen(self._seen, height=console.height, width=console.width, age_s=age_s, **words), refresh=True)
                 await _unless(quit_pressed, asyncio.sleep(every_s))
@@ -211,15 +212,6 @@ class Top:
             return ""
         said = advice(self._seen.here, folder_here(self._config.node.var_dir, self._target), 1)
         return f"{said[0]}; {len(said) - 1} more: swarm status" if len(said) > 1 else "".join(said)
-
-    def _away(self, error: Exception, age_s: float) -> str:
-        """Why the server does not answer any more. Raises CommandError if the run has ended."""
-        var_dir = self._config.node.var_dir
-        if silent := silent_server(var_dir, self._target.node_url):
-            return f"{silent}; below is what was seen last. Trying again"
-        if (ended := ended_here(var_dir, self._target, answers=True)) is not None:
-            raise run_gone(*ended, "swarm top")
-        return f"the server has not answered for {age_s:.0f} s; below is what was seen last. Trying again ({error})"
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:

@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from shared.config import NodeConfig
+from shared.contracts.messages import Batch
 from shared.contracts.wire import is_node_name
 from shared.registry import did_you_mean
 from shared.roles import OPERATOR, ROLES
@@ -40,8 +43,6 @@ from swarm_cli.rollouts.shown import (
     as_object,
     asked_for,
     by_question,
-    refusal_object,
-    sample_object,
     show,
     show_question,
     show_refusal,
@@ -49,6 +50,20 @@ from swarm_cli.rollouts.shown import (
 from swarm_cli.target import Target, check_listening, looking_at
 
 _NODES_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of one call, as `rollouts` has them. names: of the files that are datasets."""
+
+    choice: Choice
+    names: FileNames
+    step: int | None
+    limit: int
+    follow: bool
+    trained: bool
+    characters: int
+    as_json: bool
 
 
 def node_shown(config: NodeConfig, run: str) -> str:
@@ -148,18 +163,19 @@ def rollouts(
         group=group.lower(),
         marks="right" if right else "wrong" if wrong else None,
     )
+    request = Request(
+        choice=choice, names=names, step=step, limit=limit, follow=follow, trained=trained, characters=characters, as_json=as_json
+    )
     if refused:
-        _refused(node_config, run, choice, limit, characters, as_json, names)
+        _refused(node_config, run, request)
     elif evaluated:
-        _evaluated(node_config, run, evaluated, limit, characters, as_json, names)
+        _evaluated(node_config, run, evaluated, request)
     else:
         with looking_at(node_config, run, node_url, only_here=False) as target:
             if target.ended is not None:
                 note(target.ended.sentence(target.run, time.time()))
             check_listening(node_config.node.var_dir, target)
-            asyncio.run(
-                _batched(node_config, config, target, run, names, choice, step, limit, follow, trained, characters, as_json)
-            )
+            asyncio.run(_batched(node_config, config, target, run, request))
 
 
 def _refuse_contradictions(found: dict[str, bool]) -> None:
@@ -168,20 +184,7 @@ def _refuse_contradictions(found: dict[str, bool]) -> None:
             raise CommandError(f"{contradiction}: leave one out")
 
 
-async def _batched(
-    config: NodeConfig,
-    given: Path | None,
-    target: Target,
-    run: str,
-    names: FileNames,
-    choice: Choice,
-    step: int | None,
-    limit: int,
-    follow: bool,
-    trained: bool,
-    characters: int,
-    as_json: bool,
-) -> None:
+async def _batched(config: NodeConfig, given: Path | None, target: Target, run: str, request: Request) -> None:
     """Show the groups of batches, and of the run that they are of, how they were used."""
     plane, node = None, config.node.id
     if target.ended is None:
@@ -193,47 +196,35 @@ async def _batched(
         # A node of this run whose folder is elsewhere has its streams on the server.
         if run and records.folder is None and (plane is None or not await run_of(plane, node)):
             raise no_records(config.node.var_dir / "runs" / run, [node])
-        if trained and records.folder is None:
+        if request.trained and records.folder is None:
             raise CommandError(
                 f"--trained needs the trainer's records, but {config.node.var_dir}/runs has none of {node}: "
                 "run this on the node's machine, or set SWARM_NODE__VAR_DIR"
             )
         reader = BatchReader(plane, node) if plane is not None else RecordedBatches(folder, node)
-        view = View(terminal(), judge_of(config, given, run, names), characters)
-        await _show(reader, view, records, choice, step, limit, follow, trained, as_json, node, names)
+        view = View(terminal(), judge_of(config, given, run, request.names), request.characters)
+        await _show(reader, view, records, request, node)
     finally:
         if plane is not None:
             await plane.close()
 
 
-async def _show(
-    reader: BatchReader | RecordedBatches,
-    view: View,
-    records: TrainedRecords,
-    choice: Choice,
-    step: int | None,
-    limit: int,
-    follow: bool,
-    trained: bool,
-    as_json: bool,
-    node: str,
-    names: FileNames,
-) -> None:
+async def _show(reader: BatchReader | RecordedBatches, view: View, records: TrainedRecords, request: Request, node: str) -> None:
     """Print the chosen groups, and say if there is none or the newest waits for its step.
 
     Raises:
         CommandError: none of the batches has a group of the chosen dataset.
     """
     shown, newest = 0, None
-    async for found in _groups(reader, choice, step, limit, follow, records, trained=trained):
+    async for found in _groups(reader, request, records):
         fate = training_outcome(records, found.batch.number, found.item.scored.group_id)
-        if as_json:
-            typer.echo(visible_json(as_object(found, fate, choice, view.judge)))
+        if request.as_json:
+            typer.echo(visible_json(as_object(found, fate, request.choice, view.judge)))
         else:
-            show(found, fate, choice, view)
+            show(found, fate, request.choice, view)
         shown, newest = shown + 1, fate
     if not shown:
-        _refuse_unseen(choice, node, names)
+        _refuse_unseen(request.choice, node, request.names)
         note(f"no group in the batches of {node} matches; at most {BATCHES_READ} batches were searched")
     elif newest is not None and newest.yet:
         note("the newest batch waits for its step: --trained shows only groups that a step has trained on")
@@ -252,63 +243,64 @@ def _refuse_unseen(choice: Choice, node: str, names: FileNames) -> None:
     raise CommandError(f"no group of {visible(asked, 100)} is in the batches of {node} that were searched: they have {has}{guess}")
 
 
-def _refused(config: NodeConfig, run: str, choice: Choice, limit: int, characters: int, as_json: bool, names: FileNames) -> None:
+def _refused(config: NodeConfig, run: str, request: Request) -> None:
     """Show the last refusals."""
-    folder = record_folder(config, run)
+    folder, choice, console = record_folder(config, run), request.choice, terminal()
     every = read_refusals(folder)
-    found = asked_for(every, sender=choice.sender, datasets=choice.datasets, group=choice.group, limit=limit)
-    console = terminal()
+    found = asked_for(every, sender=choice.sender, datasets=choice.datasets, group=choice.group, limit=request.limit)
     for refusal in found:
-        if as_json:
-            typer.echo(visible_json(refusal_object(refusal)))
+        if request.as_json:
+            typer.echo(visible_json(msgspec.to_builtins(refusal)))
         else:
-            show_refusal(refusal, console, characters, names)
+            show_refusal(refusal, console, request.characters, request.names)
     if not found:
         where = folder or f"{config.node.var_dir}/runs (it has no records of {config.node.id}; name a run with --run)"
         note(f"no such refusal is on record in {where}: only the last ones of each sender are kept ({len(every)} in all)")
 
 
-def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: int, as_json: bool, names: FileNames) -> None:
+def _evaluated(config: NodeConfig, run: str, task: str, request: Request) -> None:
     """Show held-out answers, question by question."""
     console, folder = terminal(), record_folder(config, run)
     where = str(folder or config.node.var_dir / "runs")
-    for answers in by_question(read_samples(folder), task, where, names).values():
-        if as_json:
+    for answers in by_question(read_samples(folder), task, where, request.names).values():
+        if request.as_json:
             for version, sample in answers:
-                typer.echo(visible_json(sample_object(version, sample)))
+                typer.echo(visible_json({"policy_version": version, **msgspec.to_builtins(sample)}))
         else:
-            show_question(answers, limit, console, characters, names)
+            show_question(answers, request.limit, console, request.characters, request.names)
 
 
-async def _groups(
-    reader: BatchReader | RecordedBatches,
-    choice: Choice,
-    step: int | None,
-    limit: int,
-    follow: bool,
-    records: TrainedRecords,
-    *,
-    trained: bool,
-) -> AsyncIterator[BatchedGroup]:
+async def _groups(reader: BatchReader | RecordedBatches, request: Request, records: TrainedRecords) -> AsyncIterator[BatchedGroup]:
     """The chosen groups. The position in the log is read before the newest batches are printed, so
     that `follow` shows a batch that comes meanwhile exactly once.
     """
-    if step is not None:
-        for found in choice.groups(await reader.batch_at(step)):
-            if not trained or _was_trained(records, found):
-                yield found
+    if request.step is not None:
+        for found in _chosen_groups(await reader.batch_at(request.step), request, records):
+            yield found
         return
     place = await reader.last_seq()
-    for found in await _newest(reader, place, choice, limit, records if trained else None):
+    newest: list[BatchedGroup] = []
+    async for batch in reader.back_from(place):
+        newest = [*_chosen_groups(batch, request, records), *newest]
+        if len(newest) >= request.limit:
+            break
+    for found in newest[-request.limit :]:
         yield found
-    while follow and isinstance(reader, BatchReader):  # an ended run makes no more
+    while request.follow and isinstance(reader, BatchReader):  # an ended run makes no more
         async for seq, batch in reader.after(place):
             place = seq
             await _until_trained(records, batch.number)
-            for found in choice.groups(batch):
-                if not trained or _was_trained(records, found):
-                    yield found
+            for found in _chosen_groups(batch, request, records):
+                yield found
         await asyncio.sleep(FOLLOW_INTERVAL_S)
+
+
+def _chosen_groups(batch: Batch, request: Request, records: TrainedRecords) -> list[BatchedGroup]:
+    """The chosen groups of a batch, in training order."""
+    groups = request.choice.groups(batch)
+    return [
+        each for each in groups if not request.trained or training_outcome(records, batch.number, each.item.scored.group_id).trained
+    ]
 
 
 async def _until_trained(records: TrainedRecords, step: int) -> None:
@@ -317,22 +309,3 @@ async def _until_trained(records: TrainedRecords, step: int) -> None:
     while records.folder is not None and waited < TRAINED_WITHIN_S and records.for_step(step) is None:
         await asyncio.sleep(FOLLOW_INTERVAL_S / 4)
         waited += FOLLOW_INTERVAL_S / 4
-
-
-def _was_trained(records: TrainedRecords, found: BatchedGroup) -> bool:
-    return training_outcome(records, found.batch.number, found.item.scored.group_id).trained
-
-
-async def _newest(
-    reader: BatchReader | RecordedBatches, last_seq: int, choice: Choice, limit: int, trained: TrainedRecords | None
-) -> list[BatchedGroup]:
-    """The newest chosen groups up to a position in the log, oldest first. trained: only groups that
-    were trained on according to these records.
-    """
-    found: list[BatchedGroup] = []
-    async for batch in reader.back_from(last_seq):
-        groups = choice.groups(batch)
-        found = [*(group for group in groups if trained is None or _was_trained(trained, group)), *found]
-        if len(found) >= limit:
-            break
-    return found[-limit:]

@@ -30,15 +30,6 @@ class View:
     characters: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """One completion and its facts; names and values are plain text."""
-
-    place: int
-    facts: tuple[tuple[str, str], ...]
-    text: str
-
-
 def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View) -> None:
     """Print the question, the reference answer, how the trainer used the group, and its completions
     with their rewards.
@@ -50,15 +41,16 @@ def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View)
     console.print(Text("question:  " + indented(cut_text(task.question, view.characters))))
     if task.answer is not None:
         console.print(Text("reference: " + indented(cut_text(task.answer, view.characters))))
-    answers = [_answer(found, fate, view, *each) for each in choice.completions(item)]
+    answers = choice.completions(item)
     console.print(Text("judged by: " + visible(view.judge.rules(item.scored))))
     if not answers:
         cause = item.scored.failure or "it has no rewards"
         console.print(Text(visible(f"not scored: {cause}")))
         return
     table = Table("#", "reward", "completion", show_lines=True)
-    for answer in answers:
-        table.add_row(str(answer.place), Text("\n".join(f"{name}: {value}" for name, value in answer.facts)), Text(answer.text))
+    for place, completion, reward in answers:
+        facts = "\n".join(f"{name}: {value}" for name, value in _facts(found, fate, view, place, completion, reward))
+        table.add_row(str(place), Text(facts), Text(cut_text(completion.text, view.characters)))
     show_table(table, console)
     if left := left_words(item.scored):
         console.print(Text(visible(left)))
@@ -119,12 +111,14 @@ def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge:
     }
 
 
-def _answer(found: BatchedGroup, fate: TrainingOutcome, view: View, place: int, completion: Completion, reward: float) -> _Answer:
+def _facts(
+    found: BatchedGroup, fate: TrainingOutcome, view: View, place: int, completion: Completion, reward: float
+) -> list[tuple[str, str]]:
     judged = view.judge.of(found.item.scored, place, completion.text, reward)
     facts = [("reward", f"{reward:.3g} ({judged.marks})")]
     facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))
     facts.append(("ended by", f"{completion.finish_reason} ({completion.token_count} tokens)"))
-    return _Answer(place, (*facts, *_training(fate, place)), cut_text(completion.text, view.characters))
+    return [*facts, *_training(fate, place)]
 
 
 def _training(fate: TrainingOutcome, place: int) -> list[tuple[str, str]]:
@@ -232,12 +226,6 @@ def show_refusal(refusal: Refusal, console: Console, characters: int, names: Fil
         console.print(Text(f"           ({group.completions - len(group.answers)} more, not kept)"))
 
 
-def refusal_object(refusal: Refusal) -> dict[str, Any]:
-    """The refusal as JSON."""
-    found: dict[str, Any] = msgspec.to_builtins(refusal)
-    return found
-
-
 Question = tuple[str, int, int]
 """Dataset, seed, index."""
 
@@ -301,8 +289,3 @@ def show_question(
         where = "in between " if most > 1 else "before "
         verb = "is" if left.startswith("1 ") else "are"
         console.print(Text(f"{left} {where}{verb} left out: --limit {len(answers)} shows all"))
-
-
-def sample_object(version: int, sample: HeldOutSample) -> dict[str, Any]:
-    """One answer as JSON."""
-    return {"policy_version": version, **msgspec.to_builtins(sample)}

@@ -11,6 +11,7 @@ from shared.config import NodeConfig, load_config
 from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED
+from shared.transport.base import NotConnected
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
@@ -19,6 +20,7 @@ from swarm_cli.runs import (
     END,
     EXIT_BROKE_OFF,
     EXIT_ENDED,
+    RunGone,
     RunNote,
     StartOptions,
     forget_end,
@@ -27,7 +29,7 @@ from swarm_cli.runs import (
     write_end,
     write_note,
 )
-from swarm_cli.target import Target, default_target, ended_here, looking_at
+from swarm_cli.target import Target, default_target, ended_here, explained, looking_at
 
 
 def noted(folder: Path, port: int = 21_001) -> Path:
@@ -112,10 +114,13 @@ def test_the_end_that_explains_a_silent_server_is_that_of_its_own_run(tmp_path: 
         write_end(two, 78, "alpha-trainer")
     ended = ended_here(tmp_path, target)
     assert ended is not None and ended[0] == one and ended[1].in_order
-    unnamed, elsewhere = Target("nats://127.0.0.1:21009", None), Target("nats://127.0.0.1:21009", None, named=True)
-    newest = ended_here(tmp_path, unnamed)
-    assert newest is not None and newest[0] == two, "no server was named, so it may be that of any"
-    assert ended_here(tmp_path, unnamed, answers=True) is None and ended_here(tmp_path, elsewhere) is None
+    assert ended_here(tmp_path, Target("nats://127.0.0.1:21009", None)) is None, "another run's server is no reason"
+    away = NotConnected("no server answers")
+    gone = explained(tmp_path, target, away)
+    assert isinstance(gone, RunGone) and gone.folder == one and gone.ending("swarm top").exit_code == 3
+    failed = explained(tmp_path, Target("nats://127.0.0.1:21002", None), away)
+    assert isinstance(failed, RunGone) and failed.ending("swarm top").exit_code == 4
+    assert explained(tmp_path, Target("nats://127.0.0.1:21009", None), away) is away
 
 
 def test_a_run_that_is_not_here_is_not_taken_for_the_one_that_runs(tmp_path: Path, config: NodeConfig) -> None:
