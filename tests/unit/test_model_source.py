@@ -171,7 +171,7 @@ def test_every_hub_model_in_examples_and_documents_comes_with_a_commit() -> None
     for file in files:
         lines = file.read_text().splitlines()
         for number, line in enumerate(lines):
-            named = re.match(r'[#\s]*path = "([^"]+)"', line)
+            named = re.match(r'[#\s]*(?:model\.)?path = "([^"]+)"', line)
             if named and re.fullmatch(r"[A-Z]\w+/[\w.-]+", named[1]):
                 found += 1
                 assert "revision = " in "\n".join(lines[number : number + 3]), f"{file.relative_to(ROOT)}:{number + 1}"
