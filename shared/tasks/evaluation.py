@@ -151,13 +151,13 @@ Score = tuple[float | None, bool | None]
 
 
 def judged_answers(rules: PassRules, refs: Sequence[TaskRef], results: Sequence[JobResult]) -> list[Score]:
-    """The scores of the only answer to each task. The rules note all of the rewards first."""
+    """The scores of the answers to each task, in order. The rules note all of the rewards first."""
     for ref, result in zip(refs, results, strict=True):
         rules.note(ref, result.rewards, result.marks)
     scores: list[Score] = []
     for ref, result in zip(refs, results, strict=True):
-        passed = rules.passed(ref, result.rewards, result.marks)
-        scores.append((result.rewards[0], None if passed is None else passed[0]))
+        passed: Sequence[bool | None] | None = rules.passed(ref, result.rewards, result.marks)
+        scores += zip(result.rewards, passed or [None] * len(result.rewards), strict=True)
     return scores
 
 

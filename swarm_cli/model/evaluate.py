@@ -64,7 +64,13 @@ def evaluate(
         int | None,
         typer.Option("--n", min=1, max=100_000, help="How many tasks.  [default: as many as the node, or eval.tasks, holds out]"),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: greedy.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, max=10.0, help="0: greedy.  [default: 0, or 1 with --k]", show_default=False)
+    ] = None,
+    k: Annotated[
+        int,
+        typer.Option("--k", min=1, max=1024, help="Answers to each question; above 1: avg@k and pass@k instead of a pass rate."),
+    ] = 1,
     engine: Annotated[str, typer.Option(help="auto, transformers or vllm.")] = "auto",
     revision: Annotated[str, typer.Option(help="Commit of a hub name.  [default: model.revision, if MODEL is model.path]")] = "",
     answers: Annotated[
@@ -79,6 +85,10 @@ def evaluate(
     With --n, and where the configuration is not the node's, it is said how many of the tasks may
     have been trained on (not_held_out; null: not known).
     """
+    if temperature is None:
+        temperature = 1.0 if k > 1 else 0.0
+    if k > 1 and not temperature:
+        raise CommandError(f"--k {k} with --temperature 0: greedy answers to a question are all the same: give a temperature")
     if engine not in {"auto", "transformers", "vllm"}:
         raise CommandError(f"--engine {engine}: use auto, transformers or vllm")
     node_config = load_chosen(config)
@@ -87,13 +97,14 @@ def evaluate(
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
         folder = _model_folder(model, commit, Path(scratch))
         asked, prompts = _prompted_tasks(node_config, model, folder, commit, sources, n)
-        report, answered = asyncio.run(_evaluate(node_config, folder, commit, asked, prompts, temperature, engine))
-    shown = _first_per_dataset(answered, answers)
+        report, answered = asyncio.run(_evaluate(node_config, folder, commit, asked, prompts, temperature, engine, k))
+    shown, several = _first_per_dataset(answered, answers * k), pass_at_k(answered, k)
     if as_json:
-        found = {"model": model, "temperature": temperature, **_as_object(report), "not_held_out": asked.not_held_out}
+        found = {"model": model, "temperature": temperature, "k": k, **_as_object(report, several)}
+        found["not_held_out"] = asked.not_held_out
         typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
     else:
-        _show(model, report, shown)
+        _show(model, report, shown, several, k)
 
 
 def _model_folder(model: str, revision: str, scratch: Path) -> str:
@@ -153,6 +164,7 @@ async def _evaluate(
     prompts: Sequence[list[int]],
     temperature: float,
     engine_name: str,
+    k: int,
 ) -> tuple[EvalReport, list[Answered]]:
     """Sample and score `TASKS_A_CALL` questions at a time, so that the progress bar moves. With a
     temperature above 0 a call's seed is the number of its first question, so that the same command
@@ -186,18 +198,20 @@ async def _evaluate(
                 bar = progress.add_task("tasks", total=len(tasks))
                 for first in range(0, len(tasks), TASKS_A_CALL):
                     part = tasks[first : first + TASKS_A_CALL]
-                    samples = await engine.generate(prompts[first : first + TASKS_A_CALL], 1, params, seed=first)
-                    results += await scorers.score([(task, [only.text]) for task, (only,) in zip(part, samples, strict=True)])
-                    texts += [only.text for (only,) in samples]
+                    samples = await engine.generate(prompts[first : first + TASKS_A_CALL], k, params, seed=first)
+                    said = [[each.text for each in of_task] for of_task in samples]
+                    results += await scorers.score(list(zip(part, said, strict=True)))
+                    texts += [text for of_task in said for text in of_task]
                     progress.advance(bar, len(part))
     except (EngineError, SandboxError) as error:
         raise CommandError(str(error)) from None
     finally:
         await engine.close()
     scores = judged_answers(rules, [task.ref for task in tasks], results)
+    asked_of = [task for task in tasks for _ in range(k)]
     answered = [
         Answered(task.ref.dataset, task.question, task.answer, text, *score)
-        for task, text, score in zip(tasks, texts, scores, strict=True)
+        for task, text, score in zip(asked_of, texts, scores, strict=True)
     ]
     if all(each.reward is None for each in answered):
         detail = next((result.detail for result in results if result.detail), "did not return in time, or ended its process")
@@ -205,6 +219,26 @@ async def _evaluate(
     summed = [(each.dataset, each.reward, each.passed) for each in answered]
     seconds = round(time.monotonic() - started, 3)
     return summarise(summed, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
+
+
+def pass_at_k(answered: Sequence[Answered], k: int) -> dict[str, float | None]:
+    """The share of questions of each dataset, and of all together (""), of which at least one of
+    `k` answers passes (pass@k, arXiv 2107.03374 with n = k); None where no pass is defined. Left
+    out are questions without a known reward.
+
+    answered: the k answers to a question are next to each other.
+    """
+    found: dict[str, list[bool | None]] = {}
+    for first in range(0, len(answered), k):
+        known = [each for each in answered[first : first + k] if each.reward is not None]
+        if known:
+            passed = None if known[0].passed is None else any(each.passed for each in known)
+            for name in ("", known[0].dataset):
+                found.setdefault(name, []).append(passed)
+    return {
+        name: None if any(each is None for each in questions) else sum(map(bool, questions)) / len(questions)
+        for name, questions in found.items()
+    }
 
 
 def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answered]:
@@ -220,18 +254,25 @@ def _progress() -> Progress:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def _as_object(report: EvalReport) -> dict[str, Any]:
-    scores = {name: {"n": s.n, "pass_rate": s.pass_rate, "mean_reward": s.mean_reward} for name, s in report.per_task.items()}
-    overall = {"n": report.n, "pass_rate": report.pass_rate, "mean_reward": report.mean_reward, "unknown": report.unknown}
+def _as_object(report: EvalReport, several: Mapping[str, float | None]) -> dict[str, Any]:
+    scores = {
+        name: {"n": s.n, "pass_rate": s.pass_rate, "pass_at_k": several[name], "mean_reward": s.mean_reward}
+        for name, s in report.per_task.items()
+    }
+    overall = {"n": report.n, "pass_rate": report.pass_rate, "pass_at_k": several[""], "mean_reward": report.mean_reward}
+    overall["unknown"] = report.unknown
     return {**overall, "seconds": report.seconds, "per_task": scores}
 
 
-def _show(model: str, report: EvalReport, shown: Sequence[Answered]) -> None:
-    table = Table("dataset", "tasks", "pass rate", "mean reward", title=f"{model} on held-out tasks", title_justify="left")
+def _show(model: str, report: EvalReport, shown: Sequence[Answered], several: Mapping[str, float | None], k: int) -> None:
+    rates = ("pass rate",) if k == 1 else (f"avg@{k}", f"pass@{k}")
+    asked = "tasks" if k == 1 else "answers"
+    table = Table("dataset", asked, *rates, "mean reward", title=f"{model} on held-out tasks", title_justify="left")
     overall = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
     for name, score in [*report.per_task.items(), ("all", overall)]:
-        rate = "–" if score.pass_rate is None else f"{score.pass_rate:.3f}"
-        table.add_row(name, str(score.n), rate, f"{score.mean_reward:.3f}")
+        found = (score.pass_rate, several["" if name == "all" else name])[: len(rates)]
+        shown_rates = ["–" if rate is None else f"{rate:.3f}" for rate in found]
+        table.add_row(name, str(score.n), *shown_rates, f"{score.mean_reward:.3f}")
     show_table(table)
     if report.pass_rate is None:
         note(NO_PASS_SHOWN)

@@ -112,3 +112,23 @@ def test_one_node_trains_in_the_folder_without_another_word(tmp_path: Path) -> N
     assert ended.returncode == 0
     (run,) = (tmp_path / "mine" / "var" / "runs").iterdir()
     assert (run / "alpha").is_dir() and not (run / "beta").exists()
+
+
+@pytest.mark.slow
+def test_several_answers_to_each_question_are_scored_and_greedy_ones_refused(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.toml"
+    tasks.write_text('[[tasks]]\ndataset = "gcd"\nconfig = { min_value = 1, max_value = 20 }\n')
+    few = ("eval", str(MODEL), "--tasks", str(tasks), "--n", "12", "--engine", "transformers", "--json", "--answers", "12")
+    done = _swarm(tmp_path, *few, "--k", "4", timeout_s=300.0)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["k"], told["temperature"], told["n"], len(told["answers"])) == (4, 1.0, 48, 48)
+    by_question: dict[str, list[bool]] = {}
+    for each in told["answers"]:
+        by_question.setdefault(each["question"], []).append(each["passed"])
+    assert {len(passed) for passed in by_question.values()} == {4}
+    assert told["pass_at_k"] == pytest.approx(sum(map(any, by_question.values())) / 12)
+    assert told["pass_rate"] == pytest.approx(sum(map(sum, by_question.values())) / 48)
+    assert 0 < told["pass_rate"] < told["pass_at_k"]
+    refused = _swarm(tmp_path, *few, "--k", "4", "--temperature", "0")
+    assert refused.returncode != 0 and "all the same" in refused.stderr
