@@ -139,7 +139,6 @@ class Newcomer:
             self.folder.confirm()
         yield findings.connection(hub, invitation, node, self.hub_key, self.signing_key)
         if not hub.refused and not hub.unreachable:
-            yield from filter(None, [findings.storage(hub)])
             yield from filter(None, [findings.clock(hub, accepts)])
             yield findings.name(hub, node, self.signing_key, default_name(node, self.signing_key))
             yield from filter(None, [findings.admission(invitation, node, self.signing_key)])

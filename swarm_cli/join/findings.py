@@ -178,32 +178,6 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
     return Finding("connection", True, f"{invitation.url}, the swarm called {invitation.swarm_id}; {there}")
 
 
-def storage(look: HubLook) -> Finding | None:
-    """Return whether the hub has room for the streams that this node makes there; None if it makes
-    none.
-    """
-    capacity = look.capacity
-    if capacity is None:
-        return None
-    if capacity.off:
-        return Finding(
-            "storage",
-            False,
-            f"the hub keeps no streams ({capacity.off}): its operator must add a `jetstream` block to the server's file "
-            "(docs/joining.md) and restart it",
-        )
-    needed = _gib(capacity.needed_bytes, up=True)
-    if capacity.there_bytes is None:
-        return Finding("storage", True, f"the hub has the {needed} that the swarm's streams reserve; the first node makes them")
-    there = f"{_list(capacity.missing)} reserve {needed} on the hub, which has {_gib(capacity.there_bytes)} left"
-    half_made = "" if capacity.all_missing else ", then run `swarm nats init --plane swarm`"
-    if capacity.account_bytes is None:
-        limit = f"raise max_file_store in the server's file (and have that much disk), restart it{half_made}"
-    else:
-        limit = f"raise the account's max_file, now {_gib(capacity.account_bytes)}, in the server's file, reload it{half_made}"
-    return Finding("storage", False, f"{there}, so this node could not share: the operator must {limit}")
-
-
 def clock(look: HubLook, accepted: Accepted) -> Finding | None:
     """Return whether this machine's clock agrees with the server's: other nodes refuse groups from
     the future and from long ago. None if the server did not report its time, which some versions do
@@ -255,14 +229,3 @@ def admission(invitation: Invitation, wanted: str, signing_key: str) -> Finding 
 def request_line(wanted: str, hub_key: str, signing_key: str) -> str:
     """Return what a newcomer sends to the operator of a secured hub: a name and two public keys."""
     return f"{wanted} hub={hub_key} signs={signing_key}"
-
-
-def _gib(size_bytes: int, *, up: bool = False) -> str:
-    """A size for people, rounded down, or `up`, so that nobody allots too little."""
-    tenths = -(-size_bytes * 10 // 2**30) if up else size_bytes * 10 // 2**30
-    return f"{tenths / 10:g} GiB"
-
-
-def _list(names: Sequence[str]) -> str:
-    """Names of streams in a sentence."""
-    return f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else "".join(names)

@@ -1,6 +1,4 @@
-"""The hub as a newcomer finds it before its node starts. Looking only reads, except that
-`hub_capacity` asks an open hub without the swarm's streams to reserve their space for a moment.
-"""
+"""The hub as a newcomer finds it before its node starts. Looking only reads."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
@@ -19,9 +16,6 @@ from shared.identity.statements import SignatureStatus, hear
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, Deadline, NoStream, NotConnected, Transport, TransportError, bucket_stream
 from swarm_cli.observe.snapshot import read_directory
-
-if TYPE_CHECKING:
-    from swarm_cli.join.hub_capacity import HubCapacity
 
 LOOK_S = 10.0
 LOOK_AGAIN_S = 0.2
@@ -50,8 +44,6 @@ class HubLook:
     """The node that has the requested name."""
     nodes: tuple[str, ...] = ()
     """The nodes whose directory entries are signed for this swarm."""
-    capacity: HubCapacity | None = None
-    """The room for the streams that the node would make; None if it makes none."""
     operates: bool = False
     """Whether a key that came with the token may ask about the hub's streams, as only an operator
     may.
@@ -72,15 +64,11 @@ async def look_at_hub(config: NodeConfig, *, given_key: bool = False) -> HubLook
         return HubLook(refused=str(error), reached=error.key_refused)
     except NotConnected as error:
         return HubLook(unreachable=error.cause, reached=False)
-    from swarm_cli.join.hub_capacity import capacity_for_streams
-
     try:
         look = await _look(hub, config.node.id, config.nats.swarm_id)
         if given_key and look.streams:
             look = replace(look, operates=await _operates(hub))
-        # Whoever holds a key for a hub may not make streams there.
-        open_hub = not config.nats.swarm_key_file and not look.unreachable
-        return replace(look, capacity=await capacity_for_streams(hub, config.nats.swarm_replicas)) if open_hub else look
+        return look
     finally:
         await hub.close()
 

@@ -1,5 +1,5 @@
-"""`swarm nats report`: a plane's servers, streams and consumers on one screen, and what is wrong
-with them, from JetStream's own reports.
+"""`swarm nats report`: a plane's streams and consumers on one screen, and what is wrong with them,
+from JetStream's own reports. A server's own figures are those of its exporter, and its port 8222.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared.contracts.streams import swarm_streams
 from shared.contracts.subjects import SWARM_NODES_BUCKET
 from shared.runtime.streams import FILE, names_of
 from shared.text import visible, visible_json
-from shared.transport.base import Deadline, TransportError, bucket_stream
+from shared.transport.base import Deadline, bucket_stream
 from shared.transport.nats import administration
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
@@ -29,89 +29,14 @@ from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.backup import KeyOption, PlaneOption, belongs_to, with_connection
-from swarm_cli.server_diagnosis import TIMEOUT_S, answer, certificate_end
 from swarm_cli.target import run_at
 
 NEARLY_FULL = 0.9
 """For streams that refuse messages when full. A stream that drops its oldest messages is usually
 full.
 """
-RENEWED_S = 30 * 86_400.0
-"""A certificate with less time left should be renewed, as `swarm k8s secrets` does."""
 STORAGE_NEARLY_FULL = 0.85
 """The same threshold as the alert NatsJetStreamStorageHigh's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server's figures. `problem`: why it could not be asked; then the rest is empty."""
-
-    url: str
-    problem: str = ""
-    name: str = ""
-    version: str = ""
-    uptime: str = ""
-    health: str = ""
-    connections: int = 0
-    slow_consumers: int = 0
-    memory_bytes: int = 0
-    store_bytes: int = 0
-    store_most_bytes: int = 0
-    reserved_bytes: int = 0
-    leader: str | None = None
-    """Leader of the cluster; None for a single server, empty if there is no leader."""
-    offline: tuple[str, ...] = ()
-    certificate_end: float | None = None
-    """Unix time at which the certificate that it presents now expires; None without TLS."""
-
-    def findings(self) -> Iterator[str]:
-        """A sentence for each thing that is wrong with it."""
-        if self.problem:
-            yield f"monitoring port {self.url} does not answer: {self.problem}"
-            return
-        if self.health != "ok":
-            yield f"server {self.name} is not healthy: {self.health}"
-        if self.leader == "":
-            yield f"server {self.name} knows no leader of the cluster: no stream can be made or changed"
-        for name in self.offline:
-            yield f"server {name} is offline, according to {self.name}"
-        if self.certificate_end is not None and self.certificate_end < time.time() + RENEWED_S:
-            ends = time.strftime("%Y-%m-%d", time.gmtime(self.certificate_end))
-            yield f"the certificate of server {self.name} expires on {ends}: renew it, and reload the server"
-        yield from storage_finding(f"server {self.name}", self.store_bytes, self.store_most_bytes)
-
-
-def ask(url: str) -> Server:
-    """A server's figures. Never raises: if the server does not answer, `problem` says why."""
-    try:
-        about, stored, health = (answer(url, page, 2 * TIMEOUT_S) for page in ("varz", "jsz", "healthz"))
-        with readable("varz, jsz and healthz"):
-            meta = stored.get("meta_cluster")
-            copies = (meta or {}).get("replicas") or []
-            return Server(
-                url=url,
-                name=str(about["server_name"]),
-                version=str(about["version"]),
-                uptime=str(about["uptime"]),
-                health=str(health["status"] if health["status"] == "ok" else health.get("error") or health["status"]),
-                connections=int(about["connections"]),
-                slow_consumers=int(about["slow_consumers"]),
-                memory_bytes=int(about["mem"]),
-                store_bytes=int(stored["storage"]),
-                store_most_bytes=int(stored["config"]["max_storage"]),
-                reserved_bytes=int(stored["reserved_storage"]),
-                leader=None if meta is None else str(meta.get("leader") or ""),
-                certificate_end=certificate_end(about),
-                offline=tuple(str(each.get("name")) for each in copies if each.get("offline")),
-            )
-    except TransportError as error:
-        return Server(url=url, problem=str(error))
-
-
-def storage_finding(whose: str, used: int, most: int) -> Iterator[str]:
-    """Return whether a store is nearly full. `most` below 1: no limit."""
-    if most > 0 and used / most >= STORAGE_NEARLY_FULL:
-        yield f"{whose} has used {used / most:.0%} of its JetStream storage; at 100 % every stream refuses messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +184,6 @@ class Report:
     server: str
     version: str
     account: dict[str, Any]
-    servers: tuple[Server, ...]
     streams: tuple[Stream, ...]
     left_out: int
     stalled_s: float
@@ -267,15 +191,15 @@ class Report:
     """Streams of a node or of the swarm that the plane should have."""
 
     def findings(self) -> list[str]:
-        """A sentence for each problem: servers before streams."""
-        limits = self.account.get("limits") or {}
-        found = [sentence for server in self.servers for sentence in server.findings()]
-        found += [
+        """A sentence for each problem."""
+        most, used = int((self.account.get("limits") or {}).get("max_storage", -1)), int(self.account.get("storage", 0))
+        found = [
             f"{name} does not exist: if a node has run here, its store is lost: stop the node, then `swarm nats restore` "
             "(docs/runbooks/SwarmStreamsLost.md)"
             for name in self.missing
         ]
-        found += storage_finding("the account", int(self.account.get("storage", 0)), int(limits.get("max_storage", -1)))
+        if most > 0 and used / most >= STORAGE_NEARLY_FULL:
+            found.append(f"the account has used {used / most:.0%} of its JetStream storage; at 100 % every stream refuses messages")
         found += [sentence for stream in self.streams for sentence in stream_findings(stream, self.stalled_s)]
         return list(map(visible, found))
 
@@ -284,9 +208,6 @@ def report(
     node: Annotated[str, typer.Option(help="Only this node's streams, if the server has several nodes'.")] = "",
     plane: PlaneOption = Plane.NODE,
     key: KeyOption = None,
-    monitor: Annotated[
-        list[str] | None, typer.Option(help="Also ask a server's monitoring port: http://HOST:8222; may be repeated.")
-    ] = None,
     stalled_s: Annotated[
         float, typer.Option(min=1, help="Seconds without delivery or acknowledgement after which a consumer with work has stalled.")
     ] = 300.0,
@@ -295,14 +216,13 @@ def report(
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show the servers, streams and consumers of a plane, and what is wrong with them.
+    """Show the streams and consumers of a plane, and what is wrong with them.
 
     Exits with 1 and a sentence for each problem: a stream of a node that is gone, a copy that is
-    offline, no leader or a copy behind for 10 seconds, a queue or a store nearly full, a stalled
-    consumer, an unhealthy server. It changes nothing.
+    offline, no leader or a copy behind for 10 seconds, a queue or the store nearly full, a stalled
+    consumer. It changes nothing.
     """
     node_config = for_node(load_chosen(config), node)
-    servers = tuple(map(ask, monitor or []))
 
     def wanted(listed: Collection[str]) -> set[str]:
         if plane is Plane.SWARM:
@@ -310,10 +230,10 @@ def report(
         return {name for each in _nodes(node_config, node, node_url, listed) for name in names_of(each)}
 
     def look(connection: Connection) -> Awaitable[Report]:
-        return until_settled(lambda: _look(connection, servers, node, stalled_s, wanted))
+        return until_settled(lambda: _look(connection, node, stalled_s, wanted))
 
     found = with_connection(node_config, plane, key, node_url, swarm_url, look)
-    with readable("what is there of the account, its servers and streams"):
+    with readable("what is there of the account and its streams"):
         findings, shown_lines = found.findings(), list(lines(found))
     if as_json:
         typer.echo(visible_json({**dataclasses.asdict(found), "findings": findings}, indent=2))
@@ -350,7 +270,6 @@ def _nodes(config: NodeConfig, node: str, node_url: str, listed: Collection[str]
 
 async def _look(
     connection: Connection,
-    servers: tuple[Server, ...],
     node: str,
     stalled_s: float,
     wanted: Callable[[Collection[str]], set[str]],
@@ -371,7 +290,7 @@ async def _look(
         present = {*(each["config"]["name"] for each in listed.entries), *listed.missing}
         gone = () if listed.left_out else tuple(sorted(wanted(present) - present))
     left_out = listed.left_out + sum(each.left_out for each in consumers.values())
-    return Report(now, name, version, account, servers, (*leaderless, *streams), left_out, stalled_s, gone)
+    return Report(now, name, version, account, (*leaderless, *streams), left_out, stalled_s, gone)
 
 
 def _of(consumers: dict[str, Any], entry: dict[str, Any]) -> Sequence[dict[str, Any]]:
@@ -389,8 +308,6 @@ def lines(found: Report) -> Iterator[str]:
         f"account: {_size(int(used.get('storage', 0)))} stored{f' of {_size(most)}' if most >= 0 else ', without a limit'}; "
         f"{used.get('streams', 0)} streams, {used.get('consumers', 0)} consumers"
     )
-    for server in found.servers:
-        yield from _server(server)
     wrong_first = sorted(found.streams, key=lambda each: not any(stream_findings(each, found.stalled_s)))
     if found.streams:
         yield ""
@@ -410,21 +327,6 @@ def lines(found: Report) -> Iterator[str]:
 
 def _works(consumer: Consumer, stalled_s: float) -> bool:
     return bool(consumer.pending or consumer.ack_pending) and consumer.quiet_s >= stalled_s
-
-
-def _server(server: Server) -> Iterator[str]:
-    if server.problem:
-        yield _cut(f"{server.url}: {server.problem}")
-        return
-    cluster = "" if server.leader is None else f"; cluster led by {server.leader or 'nobody'}"
-    yield _cut(
-        f"{visible(server.name, SERVER_CHARACTERS)}: {server.health}, up {server.uptime}, {server.connections} connections, "
-        f"{server.slow_consumers} cut for slow reading{cluster}"
-    )
-    yield _cut(
-        f"  store {_size(server.store_bytes)} of {_size(server.store_most_bytes)}, {_size(server.reserved_bytes)} reserved; "
-        f"memory {_size(server.memory_bytes)}; nats-server {server.version}"
-    )
 
 
 def _stream_line(stream: Stream) -> str:

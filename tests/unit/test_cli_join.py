@@ -34,7 +34,6 @@ from swarm_cli.invite_command import accepted
 from swarm_cli.join import findings
 from swarm_cli.join.command import prepare
 from swarm_cli.join.hub import HubLook, holder
-from swarm_cli.join.hub_capacity import HubCapacity
 from swarm_cli.join.newcomer import JoinFolder, base_config, chosen_name, default_name, node_settings, task_entries
 from swarm_cli.observe.node_lines import elsewhere_table
 from swarm_cli.observe.snapshot import hub_state
@@ -298,13 +297,6 @@ def connected(seen: HubLook, said: Invitation) -> findings.Finding:
     return findings.connection(seen, said, "nova", OTHER, KEY)
 
 
-def storage(needed: int, there: int | None = None, account: int | None = None, **others: Any) -> findings.Finding:
-    capacity = HubCapacity(("SWARM_ROLLOUTS",), needed, there, account, **{"all_missing": True, **others})
-    found = findings.storage(look(capacity=capacity))
-    assert found is not None
-    return found
-
-
 def with_tokens(most: int) -> NodeConfig:
     return DEMO.model_copy(update={"generator": DEMO.generator.model_copy(update={"max_new_tokens": most})})
 
@@ -328,12 +320,6 @@ FAULTS = [
     (connected(look(unreachable="no NATS server answers"), invitation()), False, "whether something on the way"),
     (connected(look(refused="the server wants a key"), invitation()), False, "Send its operator this line"),
     (connected(look(streams=False), invitation(**SECURED)), False, "swarm nats init --plane swarm"),
-    (storage(5 * 2**30), True, "has the 5 GiB that the swarm's streams reserve"),
-    (storage(5 * 2**30, 3 * 2**30), False, "reserve 5 GiB on the hub, which has 3 GiB left"),
-    (storage(5 * 2**30, 3 * 2**30), False, "must raise max_file_store in the server's file"),
-    (storage(5 * 2**30, 2**30, 2 * 2**30), False, "raise the account's max_file, now 2 GiB"),
-    (storage(2 * 2**30, 0, all_missing=False), False, "then run `swarm nats init --plane swarm`"),
-    (storage(0, off="JetStream not enabled"), False, "add a `jetstream` block"),
     (findings.clock(look(skew_s=61.0), ACCEPTS), False, "61.0 s ahead of the server's"),
     (findings.clock(look(skew_s=-1000.0), ACCEPTS), False, "timedatectl set-ntp true"),
     (findings.clock(look(skew_s=-30.0), ACCEPTS), None, "good enough, but better set it"),
@@ -355,7 +341,7 @@ def test_what_is_well_is_said_in_a_line() -> None:
     )
     assert connected(look(), invitation()).ok
     assert findings.name(look(holder=record("nova", KEY)), "nova", KEY, "").ok, "it is this node's own"
-    assert findings.storage(look()) is None and "swarm swarm" not in connected(look(), invitation(swarm_id="swarm")).told
+    assert "swarm swarm" not in connected(look(), invitation(swarm_id="swarm")).told
     assert connected(look(streams=False), invitation()).ok, "the first node of an open hub makes its streams"
 
 

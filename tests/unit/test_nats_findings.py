@@ -9,7 +9,7 @@ import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.backup import StreamEntry, backup_order, chosen
-from swarm_cli.nats.report import COLUMNS, Report, Server, Stream, ask, lines, read_stream, stream_findings, until_settled
+from swarm_cli.nats.report import COLUMNS, Report, Stream, lines, read_stream, stream_findings, until_settled
 from swarm_cli.nats.restore import _check_room, _Wanted
 
 NOW = datetime(2026, 11, 25, 3, 0, tzinfo=UTC)
@@ -100,7 +100,7 @@ async def test_what_mends_itself_in_a_moment_is_no_finding_and_what_stays_is(
         seen += 1
         listed = entry(config={"num_replicas": 2}, **(cluster if seen <= ill else {}))
         stream = read_stream(listed, [], "nats-0", NOW.timestamp())
-        return Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (), (stream,), 0, 300.0)
+        return Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (stream,), 0, 300.0)
 
     found = (await until_settled(look, patience_s=1.5)).findings()
     assert seen <= looks and len(found) == bool(told) and all(told in each for each in found)
@@ -114,21 +114,17 @@ def test_a_server_alone_leads_what_it_has() -> None:
 def test_a_report_of_hundreds_of_streams_with_hostile_names_stays_on_its_screen_with_what_is_wrong_first() -> None:
     streams = [Stream(f"{'X' * 200}\x1b[2J{number}", leader="nats-0" * 40) for number in range(500)]
     wrong = Stream("LOST")
-    report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (), (*streams, wrong), 7, 300.0)
+    report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (*streams, wrong), 7, 300.0)
     shown = list(lines(report))
     assert max(map(len, shown)) <= COLUMNS and len(shown) < 80 and all(line.isprintable() for line in shown)
     assert shown[4].startswith("LOST ") and "NO LEADER" in shown[4] and shown[-1] == "7 more were left out"
     assert report.findings() == ["stream LOST has no leader, so it can be neither written nor read"]
 
 
-def test_servers_that_are_not_well_are_told_and_one_that_does_not_answer_does_not_stop_the_report() -> None:
-    well = {"name": "nats-0", "health": "ok", "leader": "nats-1", "store_bytes": 84, "store_most_bytes": 100}
-    assert list(Server("http://x", **well).findings()) == []  # type: ignore[arg-type]
-    ill = {**well, "health": "JetStream stream 'x' is not current", "leader": "", "offline": ("nats-2",), "store_bytes": 85}
-    found = list(Server("http://x", **ill).findings())  # type: ignore[arg-type]
-    assert [any(part in each for each in found) for part in ("not healthy", "no leader", "nats-2 is offline", "85%")] == [True] * 4
-    assert "http://HOST:8222" in next(ask("nats-0:8222").findings())
-    assert "does not answer" in next(ask("http://127.0.0.1:1").findings())
+@pytest.mark.parametrize(("stored", "told"), [(84, []), (85, ["85%"])])
+def test_an_account_whose_store_is_nearly_full_is_told(stored: int, told: list[str]) -> None:
+    report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"storage": stored, "limits": {"max_storage": 100}}, (), 0, 300.0)
+    assert [part in sentence for part, sentence in zip(told, report.findings(), strict=True)] == [True] * len(told)
 
 
 def test_positions_are_backed_up_before_what_they_point_to_and_messages_before_their_chunks() -> None:
