@@ -20,7 +20,6 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.procfile import PORTS_PER_NODE, Layout, is_free, node_name, process_lines
 from swarm_cli.local.supervisor import run_lines
-from swarm_cli.runs import STOPPED_BY_SIGNAL
 from swarm_cli.toml_view import config_toml
 
 
@@ -56,7 +55,7 @@ def _make(run: PlannedRun, folder: RunFolder) -> None:
     environment |= {"SWARM_NODE__RUN": run_name, "SWARM_NODE__VAR_DIR": str(work)}
     outcome = run_lines(with_own_configs(process_lines(layout), write_configs(run, work)), environment)
     run_dir = work / "runs" / run_name
-    if outcome.code in STOPPED_BY_SIGNAL:
+    if outcome.first is None:
         raise CommandError("stopped: run the same command again to do the missing runs", outcome.code)
     if outcome.code != 0:
         raise CommandError(f"{outcome.first} ended with code {outcome.code} before all steps were taken: see the logs in {run_dir}")

@@ -268,8 +268,6 @@ EXIT_ENDED = 3
 """Exit code of a command that shows a run which ended in order."""
 EXIT_BROKE_OFF = 4
 """The same for a run that failed or was killed."""
-STOPPED_BY_SIGNAL = (130, 143)
-"""Exit codes of a run that SIGINT or SIGTERM ended."""
 _LATEST = 253_402_000_000
 """Late in the year 9999; the system's calendar ends there."""
 _MOST_BYTES = 65_536
@@ -356,11 +354,11 @@ def killed_often(code: int | None) -> str:
 
 
 def write_end(folder: Path, code: int, process: str | None) -> None:
-    """Note that the run in `folder` ended now. code, process: as in `RunEnd`. If the note cannot be
-    written (a full disk), the run looks as if it was killed; an error here would hide the run's
-    own.
+    """Note that the run in `folder` ended now. code, process: as in `RunEnd`; None: somebody
+    stopped it. If the note cannot be written (a full disk), the run looks as if it was killed; an
+    error here would hide the run's own.
     """
-    how: How = "complete" if code == 0 else "stopped" if code in STOPPED_BY_SIGNAL else "failed"
+    how: How = "stopped" if process is None else "complete" if code == 0 else "failed"
     end = RunEnd(how, time.time(), code, process if how == "failed" else None)
     with suppress(CommandError):
         replace_file(folder / END, msgspec.json.encode(end).decode() + "\n")

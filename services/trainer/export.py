@@ -23,6 +23,7 @@ from services.trainer.policy_model import with_adapters
 from shared.atomic_folder import atomic_folder, refuse_filled
 from shared.config.sections import LoraSection, ModelSection
 from shared.contracts.control import EvalReport, TaskScore, incomparable
+from shared.model.configuration import quietly
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.model.weights import DeltaRounding, RoundingTally, load_policy_tensors, load_trainable, policy_tensors
@@ -164,7 +165,7 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
     wanted = dtype or checkpoint.model.dtype
     model, rounding = _policy_of(checkpoint, DTYPES[wanted])
     tokenizer = load_tokenizer(_base(checkpoint.model))
-    with atomic_folder(out_dir) as staging:
+    with atomic_folder(out_dir) as staging, quietly():
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         write_card(staging, checkpoint, dtype=wanted, adapter=False)
@@ -185,7 +186,7 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
     adapted = _adapted(checkpoint)
     for config in adapted.peft_config.values():
         config.revision = checkpoint.model.model_revision or None
-    with atomic_folder(out_dir) as staging:
+    with atomic_folder(out_dir) as staging, quietly():
         # The base's embeddings were not trained. Without this argument peft asks the hub whether to
         # save them.
         adapted.save_pretrained(staging, save_embedding_layers=False)
@@ -208,6 +209,12 @@ def _chosen_checkpoint(source: Path, best: bool) -> Checkpoint:
         evaluation = store.best()
         if evaluation is None:
             raise CheckpointError(f"{source} has no evaluated checkpoint: export the newest one, or wait for an evaluation")
+        if evaluation.step not in (there := store.steps()):
+            others = f"there are those of steps {', '.join(map(str, there))}" if there else "there is none"
+            raise CheckpointError(
+                f"the checkpoint of step {evaluation.step}, which has the best evaluation, is gone from {store.folder}: {others}; "
+                "copy it back, or export the newest without --best"
+            )
         return store.read(evaluation.step)
     checkpoint, _ = store.newest()
     if checkpoint is None:

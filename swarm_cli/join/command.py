@@ -50,7 +50,7 @@ from swarm_cli.local.supervisor import lines_for_people, run_lines
 from swarm_cli.local.up import configured_base_port, note_of, with_unsaved
 from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
-from swarm_cli.runs import STOPPED_BY_SIGNAL, forget_end, write_end, write_note
+from swarm_cli.runs import forget_end, write_end, write_note
 from swarm_cli.task_probe import begin_deriving
 from swarm_cli.toml_view import config_toml
 
@@ -185,7 +185,7 @@ class Newcomer:
             )
             outcome = with_unsaved(outcome, run_folder, layout)
             write_end(run_folder, outcome.code, outcome.first)
-        if outcome.code in STOPPED_BY_SIGNAL:
+        if outcome.first is None:
             note(f"stopped. The same `swarm join` continues it; it needs {self.folder.path} and {config.node.run_dir}")
         elif outcome.code:
             note(f"{outcome.first or 'a process'} ended with code {outcome.code}: see above, and {config.node.run_dir}")

@@ -30,6 +30,7 @@ from shared.roles import ROLES
 from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.local.process import NOW
 from swarm_cli.local.procfile import Layout, check_ports, node_of, process_lines
 from swarm_cli.local.supervisor import Supervisor
 from swarm_cli.local.untrusted_run import refuse_what_would_grow, reject_escaping_links
@@ -257,7 +258,8 @@ def _is_running(folder: Path, pid: int) -> CommandError:
 
 # The requests, in the process that runs the run.
 
-_STOPPED = 143
+_KILLED = 143
+"""The exit code of a run that `swarm down --now` ends: nothing was saved."""
 _WRONG_CALL = 2
 """The exit code of a command that was called wrongly."""
 
@@ -276,9 +278,10 @@ class ControlHandler:
         """Carry out one request. Raises CommandError, with the remedy."""
         match question.get("do"):
             case "down":
-                self._supervisor.end(_STOPPED)
-                if question.get("now"):
-                    self._supervisor.hurry()
+                now = bool(question.get("now"))
+                self._supervisor.end(_KILLED if now else 0)
+                if now:
+                    self._supervisor.hurry(NOW)
                 return {"processes": self._supervisor.states}
             case "states":
                 return {"processes": self._supervisor.states, "grace_s": self._supervisor.grace_s}

@@ -173,6 +173,9 @@ _KILLED_S = 10.0
 """
 
 
+NOW = "you asked for it (--now)"
+
+
 class Endings:
     """The processes that are being ended. `say`: called with a line about each one that is
     killed.
@@ -221,7 +224,7 @@ class Endings:
         finally:
             del self._waiting[process.name]
         if process.running:
-            asked = self._why or "you asked for it (--now)"
+            asked = self._why or NOW
             self._say(f"{process.name} is killed: {asked if hurry.is_set() else f'it did not end within {grace_s:g} s'}")
             process.kill()
             if await process.wait(_KILLED_S) is None:

@@ -23,7 +23,6 @@ from swarm_cli.installation import own_modules
 from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import RUN_VARIABLE, WAITED_FOR, Endings, Process, forget_earlier_deaths, reaping_orphans
 from swarm_cli.local.procfile import SERVER, VIEW, node_of
-from swarm_cli.runs import STOPPED_BY_SIGNAL
 
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
@@ -31,7 +30,7 @@ _LEFT_BEHIND_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run's exit code, and the name of the process that ended it."""
+    """A run's exit code, and the name of the process that ended it; None: somebody stopped it."""
 
     code: int
     first: str | None
@@ -75,7 +74,7 @@ class Supervisor:
             outcome = await self._over
         finally:
             await self._end_all()
-        if outcome.code not in (0, *STOPPED_BY_SIGNAL):
+        if outcome.code and outcome.first is not None:
             return outcome
         unsaved = [name for name, process in self._running.items() if await process.wait(0.0) == EXIT_UNSAVED]
         return Outcome(EXIT_UNSAVED, unsaved[0]) if unsaved else outcome
@@ -85,9 +84,9 @@ class Supervisor:
         if not self._over.done():
             self._over.set_result(Outcome(code, first))
 
-    def hurry(self) -> None:
+    def hurry(self, why: str) -> None:
         """Kill the processes that have not ended yet, without waiting out the grace period."""
-        self._endings.hurry_all("you asked a second time")
+        self._endings.hurry_all(why)
 
     @property
     def states(self) -> dict[str, str]:
@@ -232,7 +231,7 @@ class Supervisor:
         if self._signals.is_echo(number, time.monotonic()):
             return
         if self._over.done():
-            self.hurry()
+            self.hurry("you asked a second time")
         else:
             self._say(f"ending every process, within {self._grace_s:g} s; Ctrl-C again kills them")
             self.end(128 + number)

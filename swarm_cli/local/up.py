@@ -47,7 +47,6 @@ from swarm_cli.risky_settings import left_out_rows, risky_settings, sharing_warn
 from swarm_cli.runs import (
     MAX_NODES,
     NOTE,
-    STOPPED_BY_SIGNAL,
     RunNote,
     StartOptions,
     forget_end,
@@ -410,7 +409,7 @@ def with_unsaved(outcome: Outcome, folder: Path, layout: Layout) -> Outcome:
 def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
     """Print the run's results and how to continue it, or which process ended it and why."""
     run, folder = config.node.run, run_folder(config)
-    if outcome.code in (*STOPPED_BY_SIGNAL, EXIT_UNSAVED):
+    if outcome.first is None or outcome.code == EXIT_UNSAVED:
         # For a run that completed its steps the progress view has printed the verdict already.
         for line in run_verdicts(folder, list(dict.fromkeys([*layout.node_names, *nodes_before(folder)])), ended=True):
             note(line)
@@ -419,7 +418,7 @@ def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
         note(f"  {start_options(config, layout).command(run)}    ({make_command(config, layout)})")
         note(f"  swarm plot {run}{where_runs_are(config)}    (make plot RUN={run})")
         return
-    if outcome.code == 0 or outcome.first is None:
+    if outcome.code == 0:
         return
     node, _, role = outcome.first.rpartition("-")
     log = folder / (Path(node) / f"{role}.log" if node else Path(f"{outcome.first}.log"))

@@ -57,6 +57,23 @@ MOST_TASKS = 12
 _LARGEST = 1e100
 SMOOTHED_POINTS = 60
 """A curve is smoothed with a window that leaves about this many independent points."""
+THINNEST, WIDER, MOST_WIDER = 1.2, 1.6, 4
+"""Line width of the node drawn last. Each one below it is wider, up to this many times, so that
+equal curves do not hide each other.
+"""
+NOTHING = "nothing on record"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a node's curves are drawn."""
+
+    colour: Any
+    width: float
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"color": self.colour, "linewidth": self.width, "markersize": self.width + 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +102,7 @@ PANELS = (
 
 def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: bool = False) -> None:
     """Write the PNG. `node_dirs` hold `metrics.jsonl` and `eval.jsonl`; each node keeps one colour
-    in all diagrams.
+    and width in all diagrams.
 
     through: write to `target` itself, because the user named it, in the format that its name ends
         with. Otherwise what is there is replaced: it may be a link in a run that somebody else
@@ -97,7 +114,10 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     import matplotlib.pyplot as plt  # the backend is chosen first
 
     palette = matplotlib.colormaps["tab10"]
-    colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
+    looks = {
+        folder: Look(palette(position % 10), THINNEST + WIDER * min(MOST_WIDER, len(node_dirs) - 1 - position))
+        for position, folder in enumerate(node_dirs)
+    }
     comparisons = {folder: compared(read_evaluations(folder)) for folder in node_dirs}
     evaluations = {folder: each.alike for folder, each in comparisons.items()}
     tasks = sorted({name for node_evaluations in evaluations.values() for each in node_evaluations for name in each.per_task})[
@@ -107,14 +127,14 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     rows = 4 + -(-len(tasks) // 2)
     figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True)
     axes = list(grid.flat)
-    _draw_held_out(axes[0], comparisons, colours)
+    _draw_held_out(axes[0], comparisons, looks)
     steps = {folder: read_steps(folder) for folder in node_dirs}
     for axis, name in zip(axes[1 + len(PANELS) :], tasks, strict=False):
-        _draw_task(axis, name, names.shown(name), evaluations, colours)
+        _draw_task(axis, name, names.shown(name), evaluations, looks)
     for axis in axes[1 + len(PANELS) + len(tasks) :]:
         axis.set_axis_off()
     for axis, panel in zip(axes[1:], PANELS, strict=False):
-        _draw_panel(axis, panel, steps, colours)
+        _draw_panel(axis, panel, steps, looks)
     figure.suptitle(f"Run {_plain(run)}", fontsize=15)
     if through:
         figure.savefig(target, dpi=110)
@@ -125,7 +145,7 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     plt.close(figure)
 
 
-def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
+def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, looks: dict[Path, Look]) -> None:
     """Draw one dataset's results by the measure of the newest, because a pass may have gone."""
     axis.set_title(f"Held-out: {_plain(title)}", fontsize=11)
     axis.set_xlabel("policy version")
@@ -137,13 +157,13 @@ def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colo
         rates = [(version, result.mean_reward if by_reward else result.pass_rate) for version, result in results]
         points = [(version, rate) for version, rate in rates if rate is not None]
         if points:
-            axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=_plain(folder.name))
+            axis.plot(*zip(*points, strict=True), **looks[folder].options, marker="o", label=_plain(folder.name))
     _finish(axis)
     if not by_reward:
         axis.set_ylim(0, 1)
 
 
-def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], colours: dict[Path, Any]) -> None:
+def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], looks: dict[Path, Look]) -> None:
     """Draw all nodes in one panel from 0 to 1, because on an axis that fits the data noise looks
     like learning. Bars are one standard error, from each evaluation's number of tasks. Results that
     cannot be compared with a node's newest are not drawn, and the legend says so.
@@ -161,7 +181,7 @@ def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], colours: dict
         versions, rates = [each.policy_version for each, _ in points], [value for _, value in points]
         bars = [0.0 if by_reward else standard_error(value, each.n) for each, value in points]
         label = _plain(folder.name) + (f" ({comparison.why_no_base})" if comparison.why_no_base else "")
-        axis.errorbar(versions, rates, yerr=bars, color=colours[folder], marker="o", markersize=4, capsize=2, label=label)
+        axis.errorbar(versions, rates, yerr=bars, **looks[folder].options, marker="o", capsize=2, label=label)
     _finish(axis)
     if not by_reward:
         axis.set_ylim(0, 1)
@@ -170,10 +190,10 @@ def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], colours: dict
         axis.set_xlabel(f"policy version  ({counts} tasks{'' if by_reward else ', bars: one standard error'})")
 
 
-def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], colours: dict[Path, Any]) -> None:
+def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], looks: dict[Path, Look]) -> None:
     """Draw one panel. Single steps are noisy, so they are drawn faintly behind their trailing mean.
-    A second field is dashed in its node's colour, with its own legend. The axis is logarithmic only
-    if a value is above 0: otherwise matplotlib warns and draws nothing.
+    A second field is dashed in its node's colour over the pale first one, with its own legend. The
+    axis is logarithmic only if a value is above 0: otherwise matplotlib warns and draws nothing.
     """
     axis.set_title(panel.title, fontsize=11)
     axis.set_xlabel("training step")
@@ -191,10 +211,11 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
             window = max(1, len(ys) // SMOOTHED_POINTS)
             label = _plain(folder.name)
             if window > 1:
-                axis.plot(xs, ys, color=colours[folder], alpha=0.2, linewidth=0.8)
+                axis.plot(xs, ys, color=looks[folder].colour, alpha=0.2, linewidth=0.8)
                 label += f" (mean of {window})"
             style, label = ("-", label) if position == 0 else ("--", "_beside its node's other curve")
-            axis.plot(xs, trailing_mean(ys, window), color=colours[folder], linestyle=style, linewidth=1.5, label=label)
+            alpha = 0.4 if position == 0 and len(panel.fields) > 1 else 1.0
+            axis.plot(xs, trailing_mean(ys, window), **looks[folder].options, alpha=alpha, linestyle=style, label=label)
     if panel.log_scale and positive:
         axis.set_yscale("log")
     _finish(axis)
@@ -216,11 +237,19 @@ def _plain(text: str) -> str:
 
 
 def _finish(axis: Axes) -> None:
+    """Add what all diagrams have. Steps and versions are whole numbers, so the ticks are too."""
+    from matplotlib.ticker import MaxNLocator
+
     axis.grid(True, alpha=0.3)
+    low, high = axis.get_xlim()
+    if high - low < 1:  # a single one
+        axis.set_xticks([round((low + high) / 2)])
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8)
     else:
-        axis.text(0.5, 0.5, "nothing written yet", transform=axis.transAxes, ha="center", va="center", color="grey")
+        axis.text(0.5, 0.5, NOTHING, transform=axis.transAxes, ha="center", va="center", color="grey")
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float]:

@@ -4,6 +4,7 @@ answers change."""
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ def _nodes(config: NodeConfig, run: str) -> list[str]:
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0
+_SHOWN = 8
 _DATASETS_NAMED = 20
 TRAINED_WITHIN_S = 5.0
 """With --follow, how long to wait until a batch's step is on record."""
@@ -110,10 +112,11 @@ def rollouts(
             metavar="NODE", help="The node whose batches to read.  [default: the configuration's node]", show_default=False
         ),
     ] = "",
-    step: Annotated[int | None, typer.Option(min=1, help="All groups of this step and no others.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Only groups of this step.")] = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=1000, help="How many of the newest groups to show; --step shows all of its own.")
-    ] = 8,
+        int | None,
+        typer.Option(min=1, max=1000, help="How many of the newest groups.  [default: 8; all of --step]", show_default=False),
+    ] = None,
     local: Annotated[bool, typer.Option("--local", help="Only local groups.")] = False,
     foreign: Annotated[bool, typer.Option("--foreign", help="Only foreign groups.")] = False,
     trained: Annotated[bool, typer.Option("--trained", help="Only groups that a step has trained on.")] = False,
@@ -163,8 +166,9 @@ def rollouts(
         group=group.lower(),
         marks="right" if right else "wrong" if wrong else None,
     )
+    most = limit or (sys.maxsize if step is not None else _SHOWN)
     request = Request(
-        choice=choice, names=names, step=step, limit=limit, follow=follow, trained=trained, characters=characters, as_json=as_json
+        choice=choice, names=names, step=step, limit=most, follow=follow, trained=trained, characters=characters, as_json=as_json
     )
     if refused:
         _refused(node_config, run, request)
@@ -275,7 +279,7 @@ async def _groups(reader: BatchReader | RecordedBatches, request: Request, recor
     that `follow` shows a batch that comes meanwhile exactly once.
     """
     if request.step is not None:
-        for found in _chosen_groups(await reader.batch_at(request.step), request, records):
+        for found in _chosen_groups(await reader.batch_at(request.step), request, records)[-request.limit :]:
             yield found
         return
     place = await reader.last_seq()

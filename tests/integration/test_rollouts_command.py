@@ -124,6 +124,7 @@ async def test_a_person_reads_question_completions_rewards_and_where_a_group_com
 async def test_groups_are_chosen_by_step_origin_sender_dataset_and_marks(server: NatsServer) -> None:
     await written(server.url, [mixed(number) for number in range(1, 8)], purged_to=2)
     at_step = objects(swarm(server, "--step", "4", "--json"))
+    assert objects(swarm(server, "--step", "4", "--limit", "1", "--json")) == at_step[1:]
     assert [(each["step"], each["origin"], each["sender"]) for each in at_step] == [(4, "local", "alpha"), (4, "foreign", "beta")]
     assert at_step[1]["draw_weight"] == 1.5 and at_step[0]["staleness"] == 1
     foreign = objects(swarm(server, "--foreign", "--limit", "3", "--json"))

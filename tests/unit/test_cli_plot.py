@@ -7,7 +7,9 @@ import math
 import random
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
+from matplotlib.figure import Figure
 
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.plot import draw_curves, find_run, plot, standard_error, trailing_mean
@@ -64,6 +66,23 @@ def test_a_run_without_evaluations_or_after_its_first_step_can_be_drawn(tmp_path
     (run_dir / "alpha" / "eval.jsonl").unlink()
     draw_curves("run", [run_dir / "alpha"], tmp_path / "out.png")
     assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_ticks_are_whole_steps_and_equal_curves_do_not_hide_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = write_run(tmp_path / "run", nodes=3, steps=3)
+    for name in ("beta", "gamma"):
+        for file in ("metrics.jsonl", "eval.jsonl"):
+            (run_dir / name / file).write_text((run_dir / "alpha" / file).read_text())
+    figures: list[Figure] = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    draw_curves("run", [run_dir / name for name in ("alpha", "beta", "gamma")], tmp_path / "out.png")
+    (figure,) = figures
+    for axis in figure.axes:
+        ticks = [float(tick) for tick in axis.get_xticks()]
+        assert ticks == [round(tick) for tick in ticks], axis.get_title()
+        widths = [line.get_linewidth() for line in axis.lines if line.get_label() in ("alpha", "beta", "gamma")]
+        assert len(set(widths)) == len(widths) and widths == sorted(widths, reverse=True), axis.get_title()
 
 
 def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.checkpoint import TrainedModel
+from services.trainer.checkpoint import CheckpointError, CheckpointStore, TrainedModel
 from services.trainer.export import CARD, export_policy, model_card
 from shared.model.weights import trainable_tensors
-from shared.run_records import eval_report
+from shared.run_records import CHECKPOINTS, eval_report
 from tests.engines.tiny_models import random_policy, write_model_folder
 from tests.unit.test_export_architectures import trained
 
 
 @pytest.mark.slow
-def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_modes(tmp_path: Path) -> None:
+def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_modes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = random_policy(0, tied=False)
     base = write_model_folder(tmp_path / "little", model)
     node = trained(tmp_path / "monday" / "alpha", base, trainable_tensors(model))
@@ -26,7 +28,9 @@ def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_mode
     lines = [json.dumps({**score, "per_task": by_task}) for score, by_task in zip(scores, per_task, strict=True)]
     (node / "eval.jsonl").write_text("\n".join(lines) + "\n")
     (node / "metrics.jsonl").write_text('{"step": 1, "groups_local": 3, "groups_external": 2}\n{"step": 2, "groups_local": 9}\n')
+    capfd.readouterr()
     out = export_policy(node, tmp_path / "out").folder
+    assert "shards" not in "".join(capfd.readouterr()), "no bars meant for people who save models by hand"
     card = (out / CARD).read_text()
     assert "the folder `little`" in card and str(tmp_path) not in card
     assert "| steps | 1 |" in card and "| run | monday, node alpha |" in card
@@ -34,6 +38,20 @@ def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_mode
     assert "3 groups of answers of its own, 2 of other nodes" in card, "what came after the checkpoint does not count"
     assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {0o644}
     assert stat.S_IMODE(out.stat().st_mode) == 0o755
+
+
+def test_a_best_checkpoint_that_is_gone_is_told_with_those_that_are_there(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / CHECKPOINTS, keep=3, keep_best=True)
+    for step in (10, 20):
+        (tmp_path / CHECKPOINTS / f"step-{step}").mkdir(parents=True)
+    assert store.note_evaluation(10, 0.5, tolerance=5)
+    (tmp_path / CHECKPOINTS / "step-10").rmdir()
+    for there in ("steps 20", "there is none"):
+        with pytest.raises(CheckpointError, match=f"step 10, .*{there}.*without --best"):
+            export_policy(tmp_path, tmp_path / "out", best=True)
+        if there == "steps 20":
+            (tmp_path / CHECKPOINTS / "step-20").rmdir()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_base_of_the_hub_is_named_with_its_commit_and_a_run_without_evaluations_says_so() -> None:

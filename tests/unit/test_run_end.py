@@ -44,6 +44,7 @@ def noted(folder: Path, port: int = 21_001) -> Path:
         (0, "progress", "ended in order at .*: every node has taken its steps", EXIT_ENDED),
         (130, None, r"ended in order at .*: it was stopped \(Ctrl-C or `swarm down`\)", EXIT_ENDED),
         (143, None, "ended in order", EXIT_ENDED),
+        (0, None, "ended in order at .*: it was stopped", EXIT_ENDED),
         (EXIT_CONFIG, "beta-trainer", "failed at .*: beta-trainer cannot go on", EXIT_BROKE_OFF),
         (EXIT_UNSAVED, "beta-trainer", "failed at .*: beta-trainer could not save its last policy", EXIT_BROKE_OFF),
         (1, "nats", "failed at .*, 0 seconds ago: nats ended with code 1", EXIT_BROKE_OFF),
@@ -83,7 +84,7 @@ def test_the_run_that_ended_last_is_found_by_the_server_that_it_used(tmp_path: P
     for age_s, (run, port) in enumerate([("three", 3), ("two", 2), ("one", 2)]):
         folder = noted(tmp_path / "runs" / run, port)
         monkeypatch.setattr("swarm_cli.runs.time.time", lambda at=5000.0 - age_s: at)
-        write_end(folder, 0, None)
+        write_end(folder, 0, "progress")
         started = 1000 + age_s  # what ended first was started last
         os.utime(folder / "up.json", (started, started))
     monkeypatch.undo()
