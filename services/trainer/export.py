@@ -202,6 +202,7 @@ def lora_section(model: TrainedModel) -> LoraSection:
 
 
 def _chosen_checkpoint(source: Path, best: bool) -> Checkpoint:
+    """The checkpoint to export. The file that names the best may outlive it, as in a copied run."""
     if (source / MANIFEST).is_file():
         return read_checkpoint(source)
     store = CheckpointStore(source / CHECKPOINTS, keep=1, keep_best=True)
