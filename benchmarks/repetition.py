@@ -26,11 +26,11 @@ from services.trainer.gradient.update import UpdateConfig
 from services.trainer.selection.intake import IntakeRules, take_in
 from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, least_logprob, local_means, prefer
 from shared.contracts.codec import pack_ids, pack_logprobs
-from shared.contracts.messages import Batch, BatchItem, Completion, Preference, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.messages import Batch, BatchItem, Completion, Preference, RolloutGroup, Sampling, ScoredGroup, Task
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.wire import ModelIdentity
 from shared.model.prompts import render_prompt, tokenizer_hash
-from shared.tasks.derive import derive_task
+from shared.tasks.derive import derive_task, task_ref
 
 DEFAULT_MODEL = Path("var/models/smollm2")
 MAX_NEW_TOKENS = 32
@@ -64,7 +64,7 @@ class Policy:
 
     def sampled(self, task: Task, count: int) -> list[list[int]]:
         """Token ids of `count` answers, with the end token where one was sampled."""
-        prompt = render_prompt(self.tokenizer, task.question)
+        prompt = render_prompt(self.tokenizer, task.prompt)
         with torch.no_grad():
             repeated = torch.tensor([prompt] * count)
             rows = self.model.generate(
@@ -84,7 +84,7 @@ class Policy:
 
     def logprobs(self, task: Task, ids: list[int]) -> list[float]:
         """Log-probability of each token of an answer, shape (len(ids),)."""
-        prompt = render_prompt(self.tokenizer, task.question)
+        prompt = render_prompt(self.tokenizer, task.prompt)
         with torch.no_grad():
             rows = self.model(torch.tensor([prompt + ids])).logits[0, :-1].float().log_softmax(-1)
         found = rows[len(prompt) - 1 :].gather(1, torch.tensor(ids)[:, None])[:, 0]
@@ -112,7 +112,7 @@ class Policy:
 
 def sum_task(seed: int) -> Task:
     """A sum of reasoning-gym's chain_sum."""
-    return derive_task(TaskRef(dataset="chain_sum", config="{}", seed=seed, index=0))
+    return derive_task(task_ref("chain_sum", seed=seed, index=0))
 
 
 def batch(policy: Policy) -> Batch:
@@ -205,7 +205,7 @@ def repeated_means(policy: Policy, questions: int) -> list[tuple[float, float, f
     """
     rows = []
     for number in range(questions):
-        task = derive_task(TaskRef(dataset=("chain_sum", "gsm_symbolic")[number % 2], config="{}", seed=77, index=number))
+        task = derive_task(task_ref(("chain_sum", "gsm_symbolic")[number % 2], seed=77, index=number))
         ids = policy.sampled(task, 1)[0]
         said, right = policy.text(ids), f"<answer>{task.answer}</answer>"
         again = said

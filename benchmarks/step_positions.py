@@ -22,8 +22,9 @@ from msgspec.structs import replace
 from services.trainer.learner import Learner
 from services.trainer.records import StepRecord
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Completion, Preference, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.messages import Completion, Preference, RolloutGroup, Sampling, ScoredGroup, TaskRef
 from shared.contracts.wire import ModelIdentity
+from shared.tasks.prompt import text_task
 from tests.integration.trainer_life import NODE, batch_of, node_config, tiny_policy
 
 PROMPT_TOKENS, ANSWER_TOKENS, COMPLETIONS = 60, 200, 8
@@ -72,7 +73,7 @@ def scored_group(learner: Learner, draw: random.Random, *, local: bool) -> Score
         node=NODE if local else f"n{draw.randrange(SENDERS)}",
         created_at=1.0,
         draw=draw.randrange(2**30),
-        task=Task(ref=TaskRef(dataset="chain_sum", seed=1, index=2), question=question, answer="4"),
+        task=text_task(TaskRef(dataset="chain_sum", seed=1, index=2), question, "4"),
         completions=completions,
         model=ModelIdentity(name="tiny", tokenizer_hash=learner.rules.tokenizer_hash),
         policy_version=0,

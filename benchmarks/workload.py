@@ -26,6 +26,7 @@ from shared.runtime import ServiceContext
 from shared.runtime.logs import configure_logging
 from shared.runtime.status import StatusBoard
 from shared.tasks import TaskSource, derive_task
+from shared.tasks.prompt import text_task
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from swarm_cli.installation import DEMO_CONFIG
@@ -148,7 +149,7 @@ def random_batch(
     all are trained on.
     """
     draw = random.Random(f"batch/{number}")
-    task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=0, index=0), question="1 + 1 = ?", answer="2")
+    task = text_task(TaskRef(dataset="chain_sum", seed=0, index=0), "1 + 1 = ?", "2")
     items = []
     for place in range(groups):
         prompt = [draw.randrange(4, vocabulary) for _ in range(prompt_tokens)]

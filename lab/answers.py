@@ -174,7 +174,7 @@ def judged(task: Task, beginning: str, rest: str) -> Answer:
     reference = _value(task.answer)
     right = found is not None and reference is not None and _value(found[1]) == reference
     said = f"{beginning} {found[1]}" if found else beginning + rest
-    return Answer(task.ref.dataset, task.question, task.answer or "", said, float(right))
+    return Answer(task.ref.dataset, task.text, task.answer or "", said, float(right))
 
 
 def _value(text: str | None) -> Fraction | None:
@@ -193,10 +193,10 @@ async def begun_answers(model: str, config: NodeConfig) -> list[Answer]:
     if not tasks:
         raise ValueError(f"the configuration has no held-out questions (eval.tasks is {config.eval.tasks}): set eval.tasks to 200")
     tokenizer = load_tokenizer(ModelSection(path=model))
-    beginnings = [begun(task.question) for task in tasks]
+    beginnings = [begun(task.text) for task in tasks]
     prompts = [
         [
-            *render_prompt(tokenizer, task.question, config.model.system_prompt),
+            *render_prompt(tokenizer, task.prompt, config.model.system_prompt),
             *tokenizer(text, add_special_tokens=False)["input_ids"],
         ]
         for task, text in zip(tasks, beginnings, strict=True)

@@ -23,9 +23,9 @@ from pathlib import Path
 from lab.spec import SpecError
 from shared.atomic_files import replace_text
 from shared.config import TaskSpec
-from shared.contracts.messages import Task, TaskRef
+from shared.contracts.messages import Task
 from shared.tasks.audit.candidates import CONSTANTS, copies, right_answers, shapes
-from shared.tasks.derive import TaskError, dataset_size, derive_task
+from shared.tasks.derive import TaskError, dataset_size, derive_task, task_ref
 from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 
@@ -149,7 +149,7 @@ def _skilless(task: Task, right: str, constants: Sequence[str]) -> dict[_Name, s
     """Candidate answers by kind and name. Only the shape of the right answer is used."""
     answers = {("constant", text): text for text in constants}
     answers |= {("constant", each.name): each.text for each in shapes(right)}
-    return answers | {("copy", each.name): each.text for each in copies(task.question)}
+    return answers | {("copy", each.name): each.text for each in copies(task.text)}
 
 
 def _best(passed: Mapping[_Name, Sequence[bool]], half: int, kind: str) -> tuple[str, float]:
@@ -171,7 +171,7 @@ def _tasks(source: TaskSpec, questions: int) -> list[Task]:
     except TaskError as error:
         raise SpecError(f"{source.dataset}: cannot be screened: {error}") from None
     for place in range(_PATIENCE * questions):
-        ref = TaskRef(dataset=source.dataset, config=source.canonical_config, seed=SEED + place // size * size, index=place % size)
+        ref = task_ref(source.dataset, source.canonical_config, seed=SEED + place // size * size, index=place % size)
         # reasoning-gym's bf compiler prints a dot for every program.
         with suppress(TaskError), redirect_stdout(io.StringIO()):
             tasks.append(derive_task(ref))

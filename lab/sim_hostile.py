@@ -90,7 +90,7 @@ def _likelihood(honest: SimNode, groups: Sequence[RolloutGroup]) -> list[list[fl
     """Mean logprob per token of every completion's text under the honest node's policy."""
     tokens = [
         TokenGroup(
-            prompt_ids=render_prompt(honest.desk.tokenizer, group.task.question, honest.config.model.system_prompt),
+            prompt_ids=render_prompt(honest.desk.tokenizer, group.task.prompt, honest.config.model.system_prompt),
             completions=[honest.encoded(completion.text) for completion in group.completions],
             behaviour_logprobs=[None] * len(group.completions),
             advantages=[1.0] * len(group.completions),

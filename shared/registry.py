@@ -151,6 +151,11 @@ class Registry:
         """The packages that have an entry point of this name."""
         return " and ".join(sorted(map(_package, self.installed[name])))
 
+    @cached_property
+    def distributions(self) -> Mapping[str, tuple[str, str]]:
+        """The package and its version behind each installed name."""
+        return {name: (_package(entries[0]), _version(entries[0])) for name, entries in self.installed.items()}
+
     def unknown(self, name: str, besides: Sequence[str] = ()) -> str:
         """The message for an unknown name."""
         known = [*self.names(), *besides]
@@ -159,7 +164,8 @@ class Registry:
 
     def look_again(self) -> None:
         """Read the installed entry points again, after a package was added to this process."""
-        self.__dict__.pop("installed", None)
+        for known in ("installed", "distributions"):
+            self.__dict__.pop(known, None)
 
     @cached_property
     def installed(self) -> Mapping[str, Sequence[EntryPoint]]:

@@ -214,7 +214,7 @@ def show(
     for name, value in letter.as_object().items():
         say(visible(f"{name}: {value}"))
     if letter.group is not None:
-        say(f"question: {indented(letter.group.task.question)}")
+        say(f"question: {indented(letter.group.task.text)}")
         for number, completion in enumerate(letter.group.completions):
             say(f"--- completion {number} ({completion.finish_reason}, {completion.token_count} tokens)")
             say("  " + indented(completion.text))

@@ -218,9 +218,9 @@ def _ref(dataset: str, settings: str, seed: int, index: int) -> TaskRef:
 def _as_object(task: Task) -> dict[str, Any]:
     ref = task.ref
     named = {"dataset": ref.dataset, "config": json.loads(ref.config), "seed": ref.seed, "index": ref.index}
-    return {**named, "question": task.question, "answer": task.answer, "metadata": json.loads(task.metadata)}
+    return {**named, "question": task.text, "answer": task.answer, "metadata": json.loads(task.metadata)}
 
 
 def _as_text(task: Task) -> str:
     answer = task.answer if task.answer is not None else "(none; any right answer scores)"
-    return f"--- {task.ref.dataset} seed {task.ref.seed} index {task.ref.index}\n{task.question}\nreference answer: {answer}"
+    return f"--- {task.ref.dataset} seed {task.ref.seed} index {task.ref.index}\n{task.text}\nreference answer: {answer}"

@@ -91,7 +91,7 @@ def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> Roll
     """`right_share` of the answers are the wrong answer with the highest reward, and the others
     earn less; None if no wrong answer earns more than others.
     """
-    wrong = wrong_answers(view.answer(group.task.ref), group.task.question)
+    wrong = wrong_answers(view.answer(group.task.ref), group.task.text)
     candidates = [written for answer in wrong for written in (answer, answered(answer))]
     paid = view.score(group.task.ref, candidates)
     best = max(range(len(candidates)), key=lambda place: paid[place])

@@ -21,7 +21,7 @@ from shared.config import TaskSpec
 from shared.contracts.messages import RolloutGroup, Task, TaskRef
 from shared.seeds import generator_from
 from shared.tasks.audit.candidates import copies
-from shared.tasks.derive import TaskError, dataset_size, derive_task
+from shared.tasks.derive import TaskError, dataset_size, derive_task, task_ref
 from shared.tasks.evaluation import PASS_REWARD
 
 _SCREENED = 150
@@ -67,7 +67,7 @@ def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
     if key not in view.shortcuts:
         passed: Counter[Shortcut] = Counter()
         for task in asked_questions(source, _SCREENED, generator_from(f"screened {source.dataset}")):
-            candidates = copies(task.question)
+            candidates = copies(task.text)
             rewards = view.score(task.ref, [candidate.text for candidate in candidates])
             passed.update(
                 Shortcut(copy=candidate.name)
@@ -87,7 +87,7 @@ def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
     wanted = chosen_shortcut(view, source)
     ladders: list[RolloutGroup] = []
     for task in asked_questions(source, _TRIES, view.rng):
-        text = wanted.answer(task.question)
+        text = wanted.answer(task.text)
         ways = [] if text is None else [way for way in (text, answered(text)) if len(view.encode(way)) <= view.max_tokens]
         paid = [way for way, reward in zip(ways, view.score(task.ref, ways), strict=True) if reward >= PASS_REWARD]
         if paid:
@@ -120,7 +120,7 @@ def asked_questions(source: TaskSpec, count: int, rng: random.Random) -> Iterato
     size = dataset_size(source.dataset, source.canonical_config)
     for _ in range(count):
         seed, index = rng.randrange(_SEEDS), rng.randrange(size)
-        ref = TaskRef(dataset=source.dataset, config=source.canonical_config, seed=seed, index=index)
+        ref = task_ref(source.dataset, source.canonical_config, seed=seed, index=index)
         # reasoning-gym's bf compiler prints a dot for every program.
         with suppress(TaskError), redirect_stdout(io.StringIO()):
             yield derive_task(ref)

@@ -373,7 +373,7 @@ def _sample(task: Task, answer: Sample, score: Score) -> dict[str, Any]:
         "dataset": ref.dataset,
         "seed": ref.seed,
         "index": ref.index,
-        "question": task.question[:TEXT_CHARACTERS],
+        "question": task.text[:TEXT_CHARACTERS],
         "reference": None if task.answer is None else task.answer[:TEXT_CHARACTERS],
         "text": answer.text[:TEXT_CHARACTERS],
         "characters": len(answer.text),

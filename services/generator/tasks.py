@@ -96,10 +96,10 @@ class Prompter:
         """
         known = self.unwritable.setdefault(task.ref.dataset, {})
         try:
-            return render_prompt(self._tokenizer, task.question, self._system_prompt)
+            return render_prompt(self._tokenizer, task.prompt, self._system_prompt)
         except PromptError as error:
             if len(known) < _MOST_UNWRITABLE:
-                known[task.question] = error
+                known[task.text] = error
             raise
 
     def held_out(self, tasks: Sequence[Task]) -> list[PromptedTask]:

@@ -28,13 +28,13 @@ from services.verifier.reputation import Reputation, ScoringCost, Sender, Sender
 from services.verifier.trust import Bans, Trust
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_foreign
+from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_foreign, unpacked
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, ModelIdentity
 from shared.identity import keys
 from shared.registry import SCORED_LOCALLY
 from shared.rewards import unknown_of
-from shared.tasks.derive import from_package
+from shared.tasks.derive import from_package, package_of
 from shared.tasks.evaluation import NO_PASS
 from shared.tasks.file_rows import find_rows, is_file_name
 from shared.tasks.held_out import HeldOut
@@ -107,11 +107,13 @@ class Border:
         self._senders = Senders(trust, self.reputation, rules.established_after)
 
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
-        """The first checks, which need no payload: a ban of the name, and the size.
+        """The first checks, which need no payload: the version, a ban of the name, and the size.
 
         Made when the message arrives in the queue; again when its turn comes, because the name may
         have been banned since; and with the payload, because the size was only a claim before.
         """
+        if subjects.is_of_another_version(subject):
+            return Refused(Refusal.SCHEMA_VERSION, None, "its subject is of another version: update the older node")
         sender = subjects.rollouts_author(subject)
         ban = self.bans.ban_for_name(sender, now_s)
         if ban is not None:
@@ -180,7 +182,7 @@ class Border:
         group: RolloutGroup | Problem | None = None
         problem = self._key_problem(envelope.public_key, now_s)
         if problem is None:
-            group = yield from _apart(lambda: _group(envelope.body, self._rules.max_completions))
+            group = yield from _apart(lambda: _group(envelope, self._rules))
             if not isinstance(group, RolloutGroup):
                 problem = group
             else:
@@ -323,8 +325,8 @@ class Border:
 
     def _fingerprint_or_problem(self, group: RolloutGroup) -> GroupPrint | Problem:
         """The group's print, or the problem of its texts or tokens. Reads nothing that changes."""
-        if self._held_out.contains(group.task.question):
-            return Refusal.HELD_OUT, "the question is in this node's held-out set"
+        if self._held_out.contains(group.task.key):
+            return Refusal.HELD_OUT, "the task is in this node's held-out set"
         return self._rules.completions_problem(group) or self._copies.fingerprint_of(group)
 
 
@@ -351,12 +353,13 @@ def _opened(payload: bytes, swarm_id: str) -> _Opened | Problem:
 
 
 def _is_signed(envelope: SignedRollouts) -> bool:
-    return keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body), envelope.signature)
+    return keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body, envelope.encoding), envelope.signature)
 
 
-def _group(body: bytes, max_completions: int) -> RolloutGroup | Problem:
+def _group(envelope: SignedRollouts, rules: BorderRules) -> RolloutGroup | Problem:
     try:
-        return with_first_completions(decode_foreign(body, RolloutGroup), max_completions)
+        body = unpacked(envelope.body, envelope.encoding, rules.max_bytes)
+        return with_first_completions(decode_foreign(body, RolloutGroup), rules.max_completions)
     except MessageError as error:
         return _REASONS[error.reason], error.detail
 
@@ -498,6 +501,10 @@ class BorderRules:
         if not allowed:
             why = f"verifier.accept: {self.accept}{', but it needs a [[tasks]] entry' if self.accept == 'any' else ''}"
             return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} {ref.config[:100]} is not taken in ({why})"
+        package, version = package_of(ref.dataset)
+        if (ref.package, ref.version) != (package, version):
+            here = f"has {package} {version}" if ref.package == package else f"has no package {ref.package!r} for it"
+            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is made with {ref.package} {ref.version}, and this node {here}"
         return None
 
     def completions_problem(self, group: RolloutGroup) -> Problem | None:
@@ -547,6 +554,8 @@ def completion_problem(completion: Completion, max_chars: int, max_tokens: int) 
             return Refusal.MALFORMED, "token_ids, behaviour_logprobs and token_count disagree"
     if completion.behaviour_logprobs is not None and completion.token_ids is None:
         return Refusal.MALFORMED, "behaviour logprobs of tokens that are not there"
+    if len(completion.turn_tokens or b"") > 4:
+        return Refusal.OUT_OF_RANGE, "a completion of several turns"
     problem = token_ids_problem(completion.token_ids or b"")
     if problem is not None:
         return problem

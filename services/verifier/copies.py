@@ -129,7 +129,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class GroupPrint:
-    """Memory of a group. `task`: dataset, question and item; `question`: the first two only.
+    """Memory of a group. `task`: dataset, key and item; `question`: the first two only.
     `is_row`: it is a row of a file, which is the same under every seed.
     """
 
@@ -457,7 +457,7 @@ class CopyMemory:
         _leave(self._rows, _row(seen), seen)
 
     def _ids(self, task: Task) -> tuple[bytes, bytes]:
-        question = f"{task.ref.dataset}\x00{task.question}".encode("utf-8", "surrogatepass")
+        question = f"{task.ref.dataset}\x00{task.key}".encode("utf-8", "surrogatepass")
         item = f"{task.ref.seed + task.ref.index}\x00".encode()
         return self._printer.digest(item + question), self._printer.digest(question)
 

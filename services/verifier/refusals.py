@@ -190,6 +190,7 @@ _A_ROW, _SHORT = "for a row of a file", "if the answers are too short to tell"
 _UNSIGNED = (Stage.UNREAD, Stage.PAYLOAD, Stage.ENVELOPE)
 
 CHECKS = (
+    Check(Stage.UNREAD, Refusal.SCHEMA_VERSION, "its subject is of another schema version"),
     Check(Stage.UNREAD, Refusal.BANNED, "the name on the subject is banned here (`swarm ban`)"),
     Check(Stage.UNREAD, Refusal.TOO_LARGE, "it is longer than 8 MiB"),
     Check(
@@ -206,7 +207,7 @@ CHECKS = (
     Check(Stage.PAYLOAD, Refusal.BLOB_MISSING, "chunks of its payload are gone"),
     Check(Stage.ENVELOPE, Refusal.SCHEMA_VERSION, "its schema version is another"),
     Check(Stage.ENVELOPE, Refusal.MALFORMED, "it is not an envelope"),
-    Check(Stage.ENVELOPE, Refusal.OUT_OF_RANGE, "a value is outside what this version takes"),
+    Check(Stage.ENVELOPE, Refusal.OUT_OF_RANGE, "a value is outside what this version takes, such as an encoding"),
     Check(Stage.ENVELOPE, Refusal.OTHER_SWARM, "it is signed for another swarm (`nats.swarm_id`)"),
     Check(Stage.ENVELOPE, Refusal.REPLAYED, "its body was accepted or judged before"),
     Check(Stage.ENVELOPE, Refusal.SIGNATURE, "the signature is not from the key that it names"),
@@ -218,21 +219,25 @@ CHECKS = (
         Refusal.MALFORMED,
         "the body is not a rollout group, names a field twice, is nested deeper than 16 levels or has more than 16,384 values",
     ),
-    Check(Stage.BODY, Refusal.OUT_OF_RANGE, "a value is outside what this version takes"),
+    Check(Stage.BODY, Refusal.OUT_OF_RANGE, "a value is outside what this version takes, such as a kind of prompt part"),
+    Check(Stage.BODY, Refusal.TOO_LARGE, "it unpacks to more than 8 MiB"),
     Check(Stage.BODY, Refusal.AUTHOR, "subject, envelope and body name different nodes, or this one"),
     Check(Stage.BODY, Refusal.UNKNOWN_KEY, "the key may not use that name (`verifier.trust`)"),
     Check(Stage.BODY, Refusal.TOO_OLD, "it is older than `verifier.max_age_s`"),
     Check(Stage.BODY, Refusal.FROM_FUTURE, "its creation time is more than 60 s in the future"),
-    Check(Stage.BODY, Refusal.TASK_NOT_ALLOWED, "`verifier.accept` does not allow its task"),
+    Check(
+        Stage.BODY, Refusal.TASK_NOT_ALLOWED, "`verifier.accept` does not allow its task, or its package has another version here"
+    ),
     Check(Stage.BODY, Refusal.NO_PASS, "no pass is defined for its task's source (`pass_at`)"),
     Check(Stage.BODY, Refusal.TASK_UNDERIVABLE, _AGAIN),
     Check(Stage.BODY, Refusal.TASK_MISMATCH, _AGAIN),
-    Check(Stage.CONTENT, Refusal.HELD_OUT, "its question is in this node's held-out set"),
+    Check(Stage.CONTENT, Refusal.HELD_OUT, "its task is in this node's held-out set"),
     Check(
         Stage.CONTENT,
         Refusal.LENGTHS,
         "a completion is longer than `verifier.max_answer_chars` or twice `generator.max_new_tokens`",
     ),
+    Check(Stage.CONTENT, Refusal.OUT_OF_RANGE, "a completion has several turns"),
     Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),
     Check(Stage.CONTENT, Refusal.REPEATED, "the key has sent this task before, with the same answers or twice", spares=_A_ROW),
     Check(Stage.CONTENT, Refusal.COPIED, "it repeats an earlier group of another node", spares=_SHORT),
@@ -241,7 +246,7 @@ CHECKS = (
     Check(Stage.SANDBOX, Refusal.SCORING_COST, "the key's groups cost more than they are worth"),
     Check(Stage.SANDBOX, Refusal.TASK_UNDERIVABLE, "its task cannot be derived here"),
     Check(Stage.SANDBOX, Refusal.TASK_NOT_ALLOWED, "this node's verifier cannot judge its task"),
-    Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's question, answer or metadata differs from the group's"),
+    Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's prompt, key, answer or metadata differs from the group's"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
     Check(Stage.SANDBOX, Refusal.UNKNOWN_REWARD, "the reward of one of its answers is unknown"),
     Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted meanwhile"),

@@ -177,7 +177,7 @@ def excerpt_of(group: RolloutGroup) -> dict[str, Any]:
         "draw": group.draw,
         "policy_version": group.policy_version,
         "created_at": group.created_at,
-        "question": _cut(group.task.question, QUESTION_BYTES),
+        "question": _cut(group.task.text, QUESTION_BYTES),
         "completions": len(group.completions),
         "answers": [_cut(completion.text, ANSWER_BYTES) for completion in group.completions[:ANSWERS]],
     }

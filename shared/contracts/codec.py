@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgpack
 import msgspec
+import zstandard
 
 from shared.contracts.wire import Message, MessageError
 
@@ -29,10 +30,14 @@ MAX_LOGPROB = 1e-3
 MAX_TOKENS = 1_048_576
 MAX_VALUES = 16_384
 """Most maps and lists, their entries and elements, in another node's message, unknown fields
-included. A group of 1,024 completions has 7,200.
+included. A group of 1,024 completions has 9,300, and the longest prompt 4,400.
 """
 MAX_DEPTH = 16
-"""Deepest nesting of another node's message; this version's reaches 3."""
+"""Deepest nesting of another node's message; this version's reaches 6."""
+MALFORMED_TURNS = "turns: "
+"""What is wrong with the ends of a completion's turns begins so: no version sends such ends."""
+ZSTD_WINDOW_BYTES = 8 * 2**20
+"""Most memory that unpacking a body takes besides its result."""
 
 M = TypeVar("M", bound=Message)
 _decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
@@ -150,8 +155,28 @@ def _is_out_of_range(error: Exception) -> bool:
     """Check whether a value has the right type, but is none that this version takes. msgspec has
     one error for both; its words differ.
     """
-    wrong_form = (", got `", "missing required field")
+    wrong_form = (", got `", "missing required field", MALFORMED_TURNS)
     return isinstance(error, msgspec.ValidationError) and not any(words in str(error) for words in wrong_form)
+
+
+def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
+    """The bytes of a group from the body of an envelope.
+
+    Raises:
+        MessageError: `malformed` for a body that is not packed like this, `too_large` for one that
+            unpacks to more than `most_bytes`.
+    """
+    if encoding == "none":
+        return body
+    # The size that a frame states is its sender's claim, so that no room is made for it.
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).stream_reader(body) as reader:
+            plain: bytes = reader.read(most_bytes + 1)
+    except zstandard.ZstdError as error:
+        raise MessageError("malformed", f"body: {str(error)[:200]}") from None
+    if len(plain) > most_bytes:
+        raise MessageError("too_large", f"the body unpacks to more than {most_bytes} bytes")
+    return plain
 
 
 def content_id(payload: bytes) -> str:

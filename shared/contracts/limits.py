@@ -21,7 +21,12 @@ VERIFIER_MAX_ACK_PENDING = 256
 
 
 MAX_TEXT_CHARS = 262_144
-"""Longest question, and longest reference answer, of a task in a message."""
+"""Most characters of a task's prompt, of all its parts together, and of its reference answer."""
+MAX_PROMPT_MESSAGES = 64
+MAX_PARTS = 16
+"""Most parts of one message of a prompt."""
+MAX_TURNS = 64
+"""Most turns of one completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

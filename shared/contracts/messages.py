@@ -12,24 +12,28 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.contracts.codec import MAX_TOKENS
-from shared.contracts.limits import MAX_TEXT_CHARS
+from shared.contracts.codec import MALFORMED_TURNS, MAX_TOKENS, unpack_ids
+from shared.contracts.limits import MAX_PARTS, MAX_PROMPT_MESSAGES, MAX_TEXT_CHARS, MAX_TURNS
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.wire import (
     Count,
     DatasetName,
+    Encoding,
     FinishReason,
     Message,
+    MessageError,
     ModelIdentity,
     NodeId,
     Origin,
+    PartKind,
     PlainText,
     Reward,
-    SchemaVersion,
+    Role,
     Seconds,
     Seed,
     Sha256,
@@ -44,11 +48,17 @@ _ARRAY_BYTES = 4 * MAX_TOKENS
 
 
 class TaskRef(Message, frozen=True, kw_only=True):
-    """Names one verifiable question; everything else about the task is derived from it
+    """Names one verifiable task; everything else about it is derived from this
     (`shared.tasks.derive_task`).
+
+    `package` and `version` name what derives it, as it is installed where the reference was made
+    (`shared.tasks.derive.task_ref`). Both are empty for a row of a file, whose dataset is named
+    after the content of the file.
     """
 
     dataset: DatasetName
+    package: PlainText = ""
+    version: PlainText = ""
     config: Annotated[str, Meta(max_length=4096)] = "{}"
     """Canonical JSON of the dataset's configuration (sorted keys, no spaces), without `seed`."""
     seed: Seed
@@ -60,16 +70,65 @@ def source_name(dataset: str, config: str) -> str:
     return dataset if config == "{}" else f"{dataset}#{hashlib.sha256(config.encode()).hexdigest()[:8]}"
 
 
+class Part(Message, frozen=True, kw_only=True):
+    """A part of a prompt's message. This version takes text; of another kind, the decoder tells the
+    name (`out_of_range`).
+    """
+
+    kind: PartKind = "text"
+    text: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+
+
+class PromptMessage(Message, frozen=True, kw_only=True):
+    """One message of a prompt, as chat templates write it."""
+
+    role: Role
+    parts: Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
+
+    @property
+    def text(self) -> str:
+        """The text of its parts."""
+        return "".join(part.text for part in self.parts)
+
+
+Prompt = Annotated[list[PromptMessage], Meta(min_length=1, max_length=MAX_PROMPT_MESSAGES)]
+
+
+def user_prompt(text: str) -> list[PromptMessage]:
+    """The prompt that is one question."""
+    return [PromptMessage(role="user", parts=[Part(text=text)])]
+
+
 class Task(Message, frozen=True, kw_only=True):
     """A task with the fields derived from its reference. In a foreign group these fields are only
     compared with a new derivation, never used.
+
+    `key` identifies what is asked: tasks of a dataset with equal keys are the same task under
+    different references (`shared.tasks.prompt`). A prompt need not, as that of a game that begins
+    with the same words each time.
     """
 
     ref: TaskRef
-    question: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+    prompt: Prompt
+    key: Sha256
     answer: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] | None
     metadata: Annotated[str, Meta(max_length=1_048_576)] = "{}"
     """Canonical JSON of the scorer's metadata."""
+
+    def __post_init__(self) -> None:
+        """Bound the prompt as a whole."""
+        chars = sum(len(part.text) for message in self.prompt for part in message.parts)
+        if chars > MAX_TEXT_CHARS:
+            raise ValueError(f"a prompt of {chars} characters, at most {MAX_TEXT_CHARS}")
+
+    @property
+    def text(self) -> str:
+        """The prompt as text for people: a question as it is, and several messages each after its
+        role.
+        """
+        if len(self.prompt) == 1 and self.prompt[0].role == "user":
+            return self.prompt[0].text
+        return "\n\n".join(f"{message.role}: {message.text}" for message in self.prompt)
 
 
 class Completion(Message, frozen=True, kw_only=True):
@@ -78,6 +137,10 @@ class Completion(Message, frozen=True, kw_only=True):
     `token_ids` and `behaviour_logprobs` (packed, equal lengths) include the end-of-sequence token
     when `finish_reason` is `stop`. They can be used only with the same tokenizer, and may be
     absent.
+
+    `turn_tokens` and `turn_chars` (packed like `token_ids`, equal lengths) say where each turn ends
+    in the tokens and in the text, so that the last pair is `token_count` and the text's length.
+    Absent: the answer is one turn.
     """
 
     text: Annotated[str, Meta(max_length=4_194_304)]
@@ -85,6 +148,28 @@ class Completion(Message, frozen=True, kw_only=True):
     token_count: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
     token_ids: Annotated[bytes, Meta(max_length=_ARRAY_BYTES)] | None = None
     behaviour_logprobs: Annotated[bytes, Meta(max_length=_ARRAY_BYTES)] | None = None
+    turn_tokens: Annotated[bytes, Meta(max_length=4 * MAX_TURNS)] | None = None
+    turn_chars: Annotated[bytes, Meta(max_length=4 * MAX_TURNS)] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the turns end where a completion of this length can have turns."""
+        if self.turn_tokens is None and self.turn_chars is None:
+            return
+        tokens, chars = (_offsets(packed) for packed in (self.turn_tokens, self.turn_chars))
+        if not tokens or len(tokens) != len(chars):
+            raise ValueError(f"{MALFORMED_TURNS}{len(tokens)} ends in the tokens and {len(chars)} in the text")
+        if tokens[-1] != self.token_count or chars[-1] != len(self.text):
+            raise ValueError(f"{MALFORMED_TURNS}the last one does not end with the completion")
+        # A turn has at least a token, but that may be one that is not written.
+        if tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)) or any(a > b for a, b in pairwise(chars)):
+            raise ValueError(f"{MALFORMED_TURNS}their ends do not increase")
+
+
+def _offsets(packed: bytes | None) -> list[int]:
+    try:
+        return unpack_ids(packed or b"")
+    except MessageError as error:
+        raise ValueError(f"{MALFORMED_TURNS}{error.detail}") from None
 
 
 class Sampling(Message, frozen=True, kw_only=True):
@@ -101,10 +186,10 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
     trained on.
 
     Its id is the SHA-256 of the encoded bytes (`content_id`), also used as its `Nats-Msg-Id`.
-    Rewards are not part of it.
+    Rewards are not part of it: they, passes and unknown rewards never cross the swarm plane.
     """
 
-    schema: SchemaVersion = 1
+    schema: SwarmSchemaVersion = 3
     node: NodeId
     created_at: UnixTime
     draw: Count
@@ -118,30 +203,32 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
 
 
 class SignedRollouts(Message, frozen=True, kw_only=True):
-    """The message that crosses the swarm plane: the exact bytes of a `RolloutGroup` and an Ed25519
-    signature over them.
+    """The message that crosses the swarm plane: the bytes of a `RolloutGroup` as they are sent, and
+    an Ed25519 signature over them.
 
-    The signature covers `signed_bytes(swarm, body)`. `public_key` is an nkey (`U...`). `swarm` is
-    `nats.swarm_id` of the node that signed. A group made for one swarm is valid in no other, and
-    because the name is in the message a receiver can tell such a group from a forgery.
+    The signature covers `signed_bytes(swarm, body, encoding)`. `public_key` is an nkey (`U...`).
+    `swarm` is `nats.swarm_id` of the node that signed. A group made for one swarm is valid in no
+    other, and because the name is in the message a receiver can tell such a group from a forgery.
+    `encoding` says how the group's bytes are packed in `body` (`shared.contracts.codec.unpacked`).
     """
 
-    schema: SwarmSchemaVersion = 2
+    schema: SwarmSchemaVersion = 3
     swarm: SwarmId
     node: NodeId
     public_key: Annotated[str, Meta(max_length=64)]
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+    encoding: Encoding = "none"
     body: bytes
 
 
-SIGNATURE_DOMAIN = b"swarm-rollouts-v2\x00"
+SIGNATURE_DOMAIN = b"swarm-rollouts-v3\x00"
 
 
-def signed_bytes(swarm: str, body: bytes) -> bytes:
-    """The bytes that the signature of a shared group covers. A zero byte ends the swarm's name,
-    which cannot contain one.
+def signed_bytes(swarm: str, body: bytes, encoding: Encoding = "none") -> bytes:
+    """The bytes that the signature of a shared group covers: the body as it is sent. A zero byte
+    ends the names before it, which cannot contain one.
     """
-    return SIGNATURE_DOMAIN + swarm.encode() + b"\x00" + body
+    return SIGNATURE_DOMAIN + swarm.encode() + b"\x00" + encoding.encode() + b"\x00" + body
 
 
 class ScoredGroup(Message, frozen=True, kw_only=True):
@@ -154,7 +241,7 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     counts the group as dropped, so that the generator does not wait for it.
     """
 
-    schema: SchemaVersion = 1
+    schema: SwarmSchemaVersion = 3
     group_id: Sha256
     origin: Origin
     group: RolloutGroup
@@ -222,7 +309,7 @@ class Preference(Message, frozen=True, kw_only=True):
 class Batch(Message, frozen=True, kw_only=True):
     """The groups of one trainer step, and how they were chosen."""
 
-    schema: SchemaVersion = 1
+    schema: SwarmSchemaVersion = 3
     number: Annotated[int, Meta(ge=1, le=2**62)]
     """1 for a node's first batch; step n trains on batch n."""
     created_at: UnixTime

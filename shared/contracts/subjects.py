@@ -7,6 +7,8 @@ create as many subjects as it likes.
 
 from __future__ import annotations
 
+import re
+
 from shared.contracts.wire import SCHEMA_VERSION, SWARM_SCHEMA_VERSION, is_node_name
 
 SWARM_ROLLOUTS = "SWARM_ROLLOUTS"
@@ -15,6 +17,7 @@ SWARM_NODES_BUCKET = "swarm_nodes"
 
 _ROLLOUTS_PREFIX = f"swarm.rollouts.v{SWARM_SCHEMA_VERSION}"
 _EVALS_PREFIX = f"swarm.evals.v{SCHEMA_VERSION}"
+_VERSIONED = re.compile(r"swarm\.rollouts\.v[0-9]{1,9}\.")
 
 ALL_ROLLOUTS = "swarm.rollouts.>"
 ALL_EVALS = "swarm.evals.>"
@@ -33,6 +36,11 @@ def rollouts(node: str) -> str:
 def evals(node: str) -> str:
     """Subject on which `node` reports its held-out scores."""
     return f"{_EVALS_PREFIX}.{node}"
+
+
+def is_of_another_version(subject: str) -> bool:
+    """Check whether a rollouts subject is one of another schema version."""
+    return bool(_VERSIONED.match(subject)) and not subject.startswith(f"{_ROLLOUTS_PREFIX}.")
 
 
 def rollouts_author(subject: str) -> str | None:

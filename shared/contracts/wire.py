@@ -5,22 +5,23 @@ unusable message.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
 from shared.text import HIDDEN, visible
 
 SchemaVersion = Literal[1]
-SwarmSchemaVersion = Literal[2]
+SwarmSchemaVersion = Literal[3]
 SCHEMA_VERSION = 1
-"""Version of every message except `SignedRollouts`. It is also part of the subjects of held-out
-scores.
+"""Version of every message that is not on a rollout's path. It is also part of the subjects of
+held-out scores.
 """
 
-SWARM_SCHEMA_VERSION = 2
-"""Version of `SignedRollouts`; also part of the subjects of shared groups (`swarm.rollouts.v2...`).
-Version 2 added the swarm's name.
+SWARM_SCHEMA_VERSION = 3
+"""Version of the messages on a rollout's path: groups, scored groups, batches and the envelope that
+crosses the swarm plane. Also part of the subjects of shared groups (`swarm.rollouts.v3...`).
+Version 2 added the swarm's name; 3 made the question a prompt of messages and gave a task a key.
 """
 _SWARM_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 SWARM_ID_PATTERN = rf"^{_SWARM_ID}$"
@@ -50,6 +51,11 @@ Reward = Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 FinishReason = Literal["stop", "length", "abort"]
 Origin = Literal["local", "external"]
+PartKind = Literal["text"]
+Role = Literal["system", "user", "assistant", "tool"]
+Encoding = Literal["none", "zstd"]
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+"""Encodings of a group's bytes that this version reads."""
 
 
 _MAX_DETAIL = 400

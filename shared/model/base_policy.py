@@ -30,8 +30,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from shared.atomic_folder import atomic_folder
 from shared.config import TaskSpec
+from shared.contracts.messages import user_prompt
 from shared.model.prompts import encode_answer, render_prompt
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut, held_out_tasks
+from shared.tasks.prompt import text_key
 
 RECIPE_FILE = "base_policy.json"
 RECIPE_VERSION = 1
@@ -186,7 +188,7 @@ def supervise(
     """Train on noisy answers in place; the loss covers only answer tokens, end token included."""
     rng = random.Random(recipe.seed)
     end_id = int(tokenizer.eos_token_id)
-    prompt_ids = {e.question: render_prompt(tokenizer, e.question) for pool in pools for e in pool}
+    prompt_ids = {e.question: render_prompt(tokenizer, user_prompt(e.question)) for pool in pools for e in pool}
     decay = [p for p in model.parameters() if p.ndim >= 2]
     no_decay = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
@@ -371,7 +373,7 @@ def draw_examples(task: TaskSpec, seed: int, attempts: int, held_out: HeldOut) -
     for index in range(attempts):
         item = dataset[index]
         question, answer = item["question"], item["answer"]
-        if answer is not None and question not in seen and not held_out.contains(question):
+        if answer is not None and question not in seen and not held_out.contains(text_key(question)):
             seen.add(question)
             yield Example(task.dataset, question, str(answer))
 

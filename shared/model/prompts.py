@@ -1,6 +1,5 @@
-"""Converts between text and token ids, the same way for every service: renders a question as a
-prompt, encodes and decodes answers, checks the tokens that other nodes send, and identifies a
-tokenizer.
+"""Converts between text and token ids, the same way for every service: renders a prompt, encodes
+and decodes answers, checks the tokens that other nodes send, and identifies a tokenizer.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from shared.contracts.messages import PromptMessage
 from shared.model.chat_template import TemplateError, rendered
 from shared.model.configuration import ModelLoadError
 
@@ -18,32 +18,36 @@ class PromptError(ModelLoadError):
     """The chat template cannot write one question. Others may be asked."""
 
 
-def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> list[int]:
-    """Token ids of a question up to where the answer starts.
+def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt: str = "") -> list[int]:
+    """Token ids of a prompt up to where the answer starts. `system_prompt` is that of a prompt
+    without a system message of its own.
 
-    With a chat template: an optional system turn, one user turn and the assistant's opening. A base
-    model without one gets the system prompt, the question and a line break, after the tokens with
-    which its tokenizer begins a text.
+    With a chat template: its messages and the assistant's opening. A base model without one gets
+    their texts and a line break, after the tokens with which its tokenizer begins a text.
 
     Raises:
-        PromptError: the chat template cannot write this question as it is.
+        PromptError: the chat template cannot write this prompt as it is.
     """
+    if any(message.role == "system" for message in prompt):
+        system_prompt = ""
+    messages = [{"role": message.role, "content": message.text} for message in prompt]
     if tokenizer.chat_template:
-        messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        question = messages[-1]["content"]
         try:
-            text = rendered(tokenizer, [*messages, {"role": "user", "content": question}])
+            text = rendered(tokenizer, [*system, *messages])
         except TemplateError as error:
             raise PromptError(
                 f"the model's chat template cannot write the question {question[:60]!r} ({error}): correct the template "
                 "(chat_template.jinja), or remove it, so that questions are plain text"
             ) from None
-        if question.strip() not in text:
+        for question in (each["content"] for each in messages if each["content"].strip() not in text):
             raise PromptError(
                 f"the model's chat template changes or leaves out the question {question[:60]!r}, so that the model would be asked "
                 "something else: correct the template (chat_template.jinja), or remove it, so that questions are plain text"
             )
         return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    text = f"{system_prompt}\n\n{question}\n" if system_prompt else f"{question}\n"
+    text = "\n\n".join([*([system_prompt] if system_prompt else []), *(each["content"] for each in messages)]) + "\n"
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     # Some tokenizers also append an end token, after which nothing would be left to answer.
     control = set(tokenizer.all_special_ids)

@@ -1,5 +1,5 @@
-"""Derives a task (question, reference answer and metadata) from its reference, by reasoning-gym in
-this process, by an installed package (`swarm.task_sources`), or from the rows of a file in this
+"""Derives a task (prompt, key, reference answer and metadata) from its reference, by reasoning-gym
+in this process, by an installed package (`swarm.task_sources`), or from the rows of a file in this
 process's own configuration (`file_rows`).
 
 The same reference gives the same task on every node. Six of reasoning-gym's datasets iterate over
@@ -24,6 +24,7 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import lru_cache
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import PACKAGE_FAILURES, TASK_SOURCES, did_you_mean, failure, plugin_errors
 from shared.tasks.file_rows import FileRows, find_rows, is_file_name
+from shared.tasks.prompt import content_key, read_prompt, text_task
 
 HASH_ORDERED = frozenset(
     {"intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
@@ -118,6 +120,26 @@ def dataset_size(dataset: str, config: str) -> int:
     return _size(_dataset(dataset, config, 0), dataset)
 
 
+def task_ref(dataset: str, config: str = "{}", *, seed: int, index: int) -> TaskRef:
+    """The reference of an item of this node's own, with the package that derives it here."""
+    package, its_version = package_of(dataset)
+    return TaskRef(dataset=dataset, package=package, version=its_version, config=config, seed=seed, index=index)
+
+
+def package_of(dataset: str) -> tuple[str, str]:
+    """The package that derives a dataset's tasks here, and its version; empty for a file's rows. A
+    dataset of no installed package is taken for one of reasoning-gym's.
+    """
+    if is_file_name(dataset):
+        return "", ""
+    return TASK_SOURCES.distributions[dataset] if from_package(dataset) else ("reasoning-gym", _reasoning_gym_version())
+
+
+@lru_cache(maxsize=1)
+def _reasoning_gym_version() -> str:
+    return version("reasoning-gym")
+
+
 def dataset_names() -> list[str]:
     """Names of all datasets that tasks can come from, sorted."""
     return sorted({*datasets(), *TASK_SOURCES.installed} - REFUSED_DATASETS.keys())
@@ -161,13 +183,13 @@ def _derived(ref: TaskRef) -> Item:
         raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the dataset's {size} items; use a lower one")
     try:
         entry = _seeded_item(dataset, ref) if ref.dataset in UNSEEDED else dataset[ref.index]
-        task = Task(
-            ref=ref,
-            question=_text(entry["question"]),
-            answer=None if entry["answer"] is None else _text(entry["answer"]),
-            metadata=canonical_json(entry.get("metadata", {})),
-        )
-        _check_travels(task)
+        answer, metadata = None if entry["answer"] is None else _text(entry["answer"]), canonical_json(entry.get("metadata", {}))
+        if from_package(ref.dataset):
+            task = _package_task(ref, entry, answer, metadata)
+        else:
+            task = text_task(ref, _text(entry["question"]), answer, metadata)
+        if len(task.text) + len(answer or "") + len(metadata) > MAX_TEXT_CHARS:
+            decode(encode(task), Task)  # other processes could not read it
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # as `plugin_errors` does, which costs a tenth of the time of a cheap item
@@ -185,7 +207,7 @@ def _row_item(ref: TaskRef) -> Item:
         raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the file's {len(rows)} rows; use a lower one")
     # The seed is ignored: a row is the same under all of them.
     question, answer = rows.row(ref.index)
-    return Item(Task(ref=ref, question=question, answer=answer), None, {"question": question, "answer": answer, "metadata": {}})
+    return Item(text_task(ref, question, answer), None, {"question": question, "answer": answer, "metadata": {}})
 
 
 def _rows(dataset: str, config: str) -> FileRows:
@@ -277,17 +299,18 @@ def _size(dataset: Any, name: str) -> int:
     return size
 
 
-def _check_travels(task: Task) -> None:
-    """Raises an error if no other process could read this task: a text is too long, or is not
-    Unicode. Reasoning-gym's texts can only be too long, and asking no more of them keeps a fifth of
-    the speed at which its cheap datasets are derived.
+def _package_task(ref: TaskRef, entry: Mapping[str, Any], answer: str | None, metadata: str) -> Task:
+    """A task of an installed package. Raises an error if no other process could read it: a text is
+    too long, or is not Unicode.
     """
-    chars = len(task.question) + len(task.answer or "") + len(task.metadata)
-    if chars <= MAX_TEXT_CHARS and not from_package(task.ref.dataset):
-        return
-    if not task.question.strip():
+    prompt = read_prompt(entry["prompt"] if "prompt" in entry else _text(entry["question"]))
+    if not prompt[-1].text.strip():
         raise ValueError("its question is empty")
-    decode(encode(task), Task)
+    if prompt[-1].role == "assistant":
+        raise ValueError("its prompt ends with the assistant: let it end with what is asked")
+    task = Task(ref=ref, prompt=prompt, key="0" * 64, answer=answer, metadata=metadata)
+    task = msgspec.structs.replace(task, key=content_key(task, entry.get("key")))
+    return decode(encode(task), Task)
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from shared.tasks.prompt import question_key
+
 NAME_PREFIX = "file_"
 _NAME_DIGITS = 40
 _DOMAIN = b"swarm task rows 1\x00"
@@ -230,13 +232,3 @@ class FileQuestions:
     held_out: int
     part: float
     left_out: tuple[str, ...] = ()
-
-
-# When two questions are the same for evaluation.
-
-
-def question_key(question: str) -> str:
-    """Equal for questions that differ only in case and spacing. If one of them is held out, none is
-    trained on, because the model would be asked what it has practised.
-    """
-    return " ".join(question.split()).casefold()

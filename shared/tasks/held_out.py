@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count as count_up
 from typing import TYPE_CHECKING
 
-from shared.contracts.messages import Task, TaskRef
-from shared.tasks.derive import TaskError, dataset_size, derive_task
-from shared.tasks.file_rows import find_rows, question_key
+from shared.contracts.messages import Task
+from shared.tasks.derive import TaskError, dataset_size, derive_task, task_ref
+from shared.tasks.file_rows import find_rows
 from shared.tasks.reference_checks import is_left_out
 
 if TYPE_CHECKING:
@@ -27,27 +27,27 @@ DRAW_SEEDS = 100_000
 """
 
 PATIENCE = 200
-"""A source that yields this many known questions in a row is considered exhausted; its share of the
+"""A source that yields this many known tasks in a row is considered exhausted; its share of the
 set stays smaller.
 """
 
 
 class HeldOut:
-    """The texts of questions that must not be trained on."""
+    """The tasks that must not be trained on, by their keys."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.tasks = list(tasks)
-        self._questions = frozenset(question_key(task.question) for task in self.tasks)
+        self._keys = frozenset(task.key for task in self.tasks)
 
-    def contains(self, question: str) -> bool:
-        return question_key(question) in self._questions
+    def contains(self, key: str) -> bool:
+        return key in self._keys
 
 
 def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[Task]:
-    """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder).
+    """At most `n` tasks with distinct keys, split over `specs` by weight (largest remainder).
     Deterministic.
 
-    A source with too few distinct questions contributes fewer, and items that cannot be derived, or
+    A source with too few distinct tasks contributes fewer, and items that cannot be derived, or
     whose reference answer earns nothing, are skipped. The order is that of `specs`. Each `draw` is
     another set.
 
@@ -63,7 +63,7 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
         places = _places(spec, size, draw)
         while taken < count and misses < PATIENCE and (place := next(places, None)) is not None:
             block, index = place
-            ref = TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=first_seed + block * size, index=index)
+            ref = task_ref(spec.dataset, spec.canonical_config, seed=first_seed + block * size, index=index)
             try:
                 task = derive_task(ref)
             except TaskError as error:
@@ -71,11 +71,10 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
                 if not error.only_this_item or (misses == PATIENCE and not taken):
                     raise
                 continue
-            key = question_key(task.question)
-            if key in known or is_left_out(spec, ref):
+            if task.key in known or is_left_out(spec, ref):
                 misses += 1
                 continue
-            known.add(key)
+            known.add(task.key)
             chosen.append(task)
             taken += 1
             misses = 0
@@ -87,7 +86,7 @@ def held_out_id(tasks: Sequence[Task]) -> str:
     `shared.config.scorers_id` says whether the answers were scored alike.
     """
     asked = sorted(
-        (task.ref.dataset, task.ref.config, task.ref.seed, task.ref.index, task.question, task.answer or "", task.metadata)
+        (task.ref.dataset, task.ref.config, task.ref.seed, task.ref.index, task.text, task.answer or "", task.metadata)
         for task in tasks
     )
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()

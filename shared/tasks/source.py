@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.derive import TaskError, dataset_size, derive_task
+from shared.tasks.derive import TaskError, dataset_size, derive_task, task_ref
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut
 from shared.tasks.reference_checks import is_left_out
 
@@ -75,9 +75,8 @@ class TaskSource:
         block, place_in_block = divmod(draw, SEED_DRAWS if size >= 16 * SEED_DRAWS else 1)
         seed = self._hash("seed", block, name) % (TRAINING_SEEDS - size)
         order = random.Random(self._hash("index", block, name))
-        return TaskRef(
-            dataset=spec.dataset, config=spec.canonical_config, seed=seed, index=order.sample(range(size), place_in_block + 1)[-1]
-        )
+        index = order.sample(range(size), place_in_block + 1)[-1]
+        return task_ref(spec.dataset, spec.canonical_config, seed=seed, index=index)
 
     def _position(self, draw: int) -> int:
         place = self._uniform("source", draw) * self._cumulative[-1]
@@ -100,7 +99,7 @@ class TaskSource:
                     raise
                 passed["failed"] += 1
                 continue
-            if held_out.contains(task.question):
+            if held_out.contains(task.key):
                 passed["held_out"] += 1
             elif is_left_out(self._specs[self._position(draw)], task.ref):
                 passed["left_out"] += 1

@@ -165,7 +165,10 @@ def _try_package(spec: TaskSpec, size: int) -> None:
         first = derive_item(ref).task
         forget_derived()
         second = derive_item(ref).task
-        differing = [field for field in ("question", "answer", "metadata") if getattr(first, field) != getattr(second, field)]
+        fields = ("prompt", "answer", "metadata")
+        differing = [each for each in fields if getattr(first, each) != getattr(second, each)]
+        if not differing and first.key != second.key:
+            differing = ["key"]
         if differing:
             another = f"item {index} of seed 1 has another {' and another '.join(differing)} when it is derived again"
             remedy = "derive items from config, seed and index alone (`random.Random(seed)`, not `random`)"

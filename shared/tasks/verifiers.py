@@ -100,7 +100,7 @@ def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> flo
     """Reward for a completion's text, in this process.
 
     The answer is extracted (`extract_answer`) and scored against the task derived again from
-    `task.ref`; the question, answer and metadata in `task` are not used.
+    `task.ref`; everything else in `task` is not used.
 
     Raises:
         TaskError: the task cannot be derived from the reference, or the verifier cannot be used for

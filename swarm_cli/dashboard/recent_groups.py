@@ -122,7 +122,7 @@ def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGro
         place=place,
         sender=group.node,
         dataset=group.task.ref.dataset,
-        question=both_ends(group.task.question),
+        question=both_ends(group.task.text),
         best=group.completions[best].text[:ANSWER_CHARACTERS],
         rewards=tuple(rewards[:REWARDS_SHOWN]),
         passed=None if scored.passed is None else tuple(scored.passed[:REWARDS_SHOWN]),

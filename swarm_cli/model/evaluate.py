@@ -136,12 +136,12 @@ def _prompted_tasks(
     unwritable: dict[str, PromptError] = {}
 
     def fits(task: Task) -> bool:
-        if task.question not in known and task.question not in unwritable:
+        if task.text not in known and task.text not in unwritable:
             try:
-                known[task.question] = render_prompt(tokenizer, task.question, section.system_prompt)
+                known[task.text] = render_prompt(tokenizer, task.prompt, section.system_prompt)
             except PromptError as error:
-                unwritable[task.question] = error
-        return len(known.get(task.question, ())) <= longest and task.question not in unwritable
+                unwritable[task.text] = error
+        return len(known.get(task.text, ())) <= longest and task.text not in unwritable
 
     try:
         asked = eval_tasks(config, sources, n, recorded_set(Path(model)), fits)
@@ -153,7 +153,7 @@ def _prompted_tasks(
         note(asked.note)
     if unwritable:
         note(f"{len(unwritable)} questions are left out: {next(iter(unwritable.values()))}")
-    return asked, [known[task.question] for task in asked.tasks]
+    return asked, [known[task.text] for task in asked.tasks]
 
 
 async def _evaluate(
@@ -210,7 +210,7 @@ async def _evaluate(
     scores = judged_answers(rules, [task.ref for task in tasks], results)
     asked_of = [task for task in tasks for _ in range(k)]
     answered = [
-        Answered(task.ref.dataset, task.question, task.answer, text, *score)
+        Answered(task.ref.dataset, task.text, task.answer, text, *score)
         for task, text, score in zip(asked_of, texts, scores, strict=True)
     ]
     if all(each.reward is None for each in answered):
@@ -362,7 +362,7 @@ def eval_tasks(
             f"none of the {len(drawn)} tasks leaves room for an answer of generator.max_new_tokens "
             f"{config.generator.max_new_tokens}: lower that, or choose tasks with shorter questions"
         )
-    beyond = None if held is None else sum(not held.contains(task.question) for task in tasks)
+    beyond = None if held is None else sum(not held.contains(task.key) for task in tasks)
     told = _note(beyond, len(tasks), len(held.tasks) if held else 0, recorded)
     if recorded is None or sources is not config.tasks:
         return EvalTasks(read, tasks, beyond, told)

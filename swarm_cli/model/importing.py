@@ -108,9 +108,10 @@ def _chat(tokenizer: Any) -> str:
 
 
 def _beginning(tokenizer: Any) -> str:
+    from shared.contracts.messages import user_prompt
     from shared.model.prompts import render_prompt
 
-    first = render_prompt(tokenizer, "x")[:1]
+    first = render_prompt(tokenizer, user_prompt("x"))[:1]
     bos = tokenizer.bos_token_id
     if bos is None:
         return "the tokenizer has no BOS token; prompts begin without one"
@@ -188,6 +189,7 @@ def engine_parity(folder: str, policy: Path) -> list[Parity]:
         OSError: the policy's file cannot be written.
     """
     from services.generator.engines import EngineError
+    from shared.contracts.messages import user_prompt
     from shared.model.configuration import ModelLoadError, library_cause
     from shared.model.prompts import render_prompt
     from shared.model.reading import load_tokenizer
@@ -195,7 +197,7 @@ def engine_parity(folder: str, policy: Path) -> list[Parity]:
 
     try:
         tokenizer = load_tokenizer(_section(folder))
-        prompts = [render_prompt(tokenizer, question) for question in QUESTIONS]
+        prompts = [render_prompt(tokenizer, user_prompt(question)) for question in QUESTIONS]
         _publish(folder, policy)
         gc.collect()
         samples = asyncio.run(_sampled(folder, prompts, policy))

@@ -38,7 +38,7 @@ def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View)
     task = item.scored.group.task
     console.print(Text(visible(_heading(found, view.judge)), style="bold"))
     console.print(Text(visible(f"trainer:   {fate.sentence()}")))
-    console.print(Text("question:  " + indented(cut_text(task.question, view.characters))))
+    console.print(Text("question:  " + indented(cut_text(task.text, view.characters))))
     if task.answer is not None:
         console.print(Text("reference: " + indented(cut_text(task.answer, view.characters))))
     answers = choice.completions(item)
@@ -81,7 +81,7 @@ def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge:
         "config": json.loads(group.task.ref.config),
         "seed": group.task.ref.seed,
         "index": group.task.ref.index,
-        "question": group.task.question,
+        "question": group.task.text,
         "reference": group.task.answer,
         "model": group.model.name,
         "policy_version": group.policy_version,

@@ -15,10 +15,10 @@ from services.verifier.sharing import sign
 from shared.config.sections import TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
-from shared.contracts.messages import Completion, RolloutGroup, Sampling, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling
 from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
-from shared.tasks.derive import derive_task
+from shared.tasks.derive import derive_task, task_ref
 from shared.transport.base import TransportError
 from tests.chaos.observer import Observer
 
@@ -79,7 +79,7 @@ def foreign_group(node: str, number: int, spec: TaskSpec) -> RolloutGroup:
     """A group of one right and three wrong answers by a model with another tokenizer."""
     # A task that no other peer has: the same answers to the same task would be a copy.
     seed = 100_000 * (zlib.crc32(node.encode()) % 10_000) + number
-    task = derive_task(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=seed, index=0))
+    task = derive_task(task_ref(dataset=spec.dataset, config=spec.canonical_config, seed=seed, index=0))
     texts = [f"<answer>{text}</answer>" for text in (task.answer, "no", f"no {number}", "")]
     return RolloutGroup(
         node=node,

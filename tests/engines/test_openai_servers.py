@@ -13,8 +13,9 @@ from services.generator.engines import EngineError, Sample, SamplingParams, crea
 from services.generator.groups import rollout_group
 from services.generator.tasks import PromptedTask
 from services.trainer.selection.group_tokens import SkippedGroup, local_tokens
-from shared.contracts.messages import Task, TaskRef
+from shared.contracts.messages import TaskRef
 from shared.contracts.wire import ModelIdentity
+from shared.tasks.prompt import text_task
 from tests.engines.openai_server import OPENAIS_OWN, Behaviour, openai_server
 
 KEY = "sk-not-for-logs"
@@ -67,7 +68,7 @@ def test_a_server_that_gives_one_completion_is_asked_once_for_each_under_other_s
 
 def test_groups_of_text_alone_hold_no_tokens_and_train_nobody_here(model_folders: dict[bool, Path]) -> None:
     answers, _ = sampled(model_folders[True], Behaviour())
-    task = Task(ref=TaskRef(dataset="gcd", seed=1, index=0), question="gcd?", answer="3")
+    task = text_task(TaskRef(dataset="gcd", seed=1, index=0), "gcd?", "3")
     group = rollout_group(
         PromptedTask(task, [5, 6, 7]),
         answers[0],

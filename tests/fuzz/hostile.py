@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import zstandard
 
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.messages import RolloutGroup, signed_bytes
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_SCHEMA_VERSION, Encoding
 from shared.identity.keys import SigningKey, new_seed
 
 SENDERS = 10
@@ -83,6 +84,9 @@ VALUES: list[Any] = [
 ]
 
 
+_PACKED_BOMB = zstandard.compress(bytes(2**27))
+
+
 @dataclass(frozen=True, slots=True)
 class Hostile:
     """A message as the swarm would deliver it."""
@@ -91,14 +95,15 @@ class Hostile:
     payload: bytes
 
 
-def envelope(body: bytes, key: SigningKey, node: str) -> bytes:
+def envelope(body: bytes, key: SigningKey, node: str, encoding: Encoding = "none") -> bytes:
     """`body` under a good signature."""
     fields = {
-        "schema": 2,
+        "schema": SWARM_SCHEMA_VERSION,
         "swarm": DEFAULT_SWARM_ID,
         "node": node,
         "public_key": key.public_key,
-        "signature": key.sign(signed_bytes(DEFAULT_SWARM_ID, body)),
+        "signature": key.sign(signed_bytes(DEFAULT_SWARM_ID, body, encoding)),
+        "encoding": encoding,
         "body": body,
     }
     packed: bytes = msgpack.packb(fields)
@@ -137,6 +142,10 @@ def hostile_messages(seed: int, good: Callable[[str, int], RolloutGroup], renewe
             yield Hostile(subject, envelope(_bomb(rng), key, node))
         elif kind < 0.90:
             yield Hostile(subject, _bomb(rng))
+        elif kind < 0.92:
+            yield Hostile(subject, envelope(_flip(zstandard.compress(_swap(body, rng)), rng), key, node, "zstd"))
+        elif kind < 0.921:
+            yield Hostile(subject, envelope(_PACKED_BOMB, key, node, "zstd"))
         elif kind < 0.94:
             yield Hostile(subject, envelope(_with_text(body, rng), key, node))
         elif kind < 0.97:
@@ -201,7 +210,7 @@ def _bomb(rng: random.Random) -> bytes:
             b"\x81\xa1a" * rng.randrange(1, 20_000),
             b"\xc1" * 100,
             b"\xc9\xff\xff\xff\xff\x05",
-            b"\x86" + b"\xa6schema\x01" * 6,
+            b"\x86" + b"\xa6schema\x03" * 6,
         )
     )
 

@@ -23,7 +23,7 @@ from services.trainer.records import batch_line
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, TaskScore, TrainerPosition
-from shared.contracts.messages import Batch, BatchItem, Completion, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.messages import Batch, BatchItem, Completion, RolloutGroup, Sampling, ScoredGroup, TaskRef
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import ModelIdentity
@@ -33,6 +33,7 @@ from shared.lease.name import take_name
 from shared.roles import ROLES
 from shared.run_records import BATCHES_FILE
 from shared.tasks.evaluation import PASS_REWARD
+from shared.tasks.prompt import text_task
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests.integration.local_swarm import free_port_range
@@ -202,7 +203,7 @@ def group(
         node=sender,
         created_at=time.time(),
         draw=n,
-        task=Task(ref=TaskRef(dataset=dataset, seed=4, index=n), question=question, answer="6"),
+        task=text_task(TaskRef(dataset=dataset, seed=4, index=n), question, "6"),
         completions=[_completion(text, tokens) for text, _ in answers],
         model=ModelIdentity(name="models/base", tokenizer_hash="a" * 64),
         policy_version=6,

@@ -20,13 +20,13 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Completion, RolloutGroup, Sampling, ScoredGroup, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, ScoredGroup
 from shared.contracts.streams import prepare_node_streams, prepare_swarm_streams
 from shared.contracts.wire import ModelIdentity
 from shared.runtime import ServiceContext
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
-from shared.tasks.derive import derive_task
+from shared.tasks.derive import derive_task, task_ref
 from shared.transport.base import Transport
 from tests.constants import load_with_constants
 from tests.nats_server import NatsServer
@@ -58,7 +58,7 @@ def configured(
 def group(node: str, index: int, answers: list[str] | None = None, **changes: object) -> RolloutGroup:
     """A group of a task that no other node and index has."""
     task = derive_task(
-        TaskRef(dataset="gcd", seed=100_000 * (zlib.crc32(node.encode()) % 10_000) + 500 * (index // 400), index=index % 400)
+        task_ref(dataset="gcd", seed=100_000 * (zlib.crc32(node.encode()) % 10_000) + 500 * (index // 400), index=index % 400)
     )
     completions = [
         Completion(

@@ -13,6 +13,7 @@ from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.tasks import HeldOut, TaskSource, check_specs, derive_task, held_out_tasks
 from shared.tasks.file_source import with_rows
+from shared.tasks.prompt import text_key
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from tests import forked
 
@@ -36,7 +37,7 @@ async def test_own_and_foreign_groups_of_a_file_are_judged_without_the_file(tmp_
         unknown = TaskRef(dataset="file_" + "0" * 40, seed=5, index=7)
         results = await pool.run([*jobs, *foreign, ScoringJob(ref=unknown, texts=["8"], sender="U")])
         assert [result.rewards for result in results[:4]] == 2 * [[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
-        assert {result.task.question for result in results[:4] if result.task} == {"How much is 7 + 1?"}
+        assert {result.task.text for result in results[:4] if result.task} == {"How much is 7 + 1?"}
         assert results[4].reason == "task_dataset"
         outside = TaskRef(dataset=refs[0].dataset, seed=5, index=50)
         first, past_the_end = await pool.run([ScoringJob(ref=ref, want_task=True) for ref in (refs[0], outside)])
@@ -51,9 +52,9 @@ async def test_no_held_out_row_is_drawn_for_training(tmp_path: Path) -> None:
     assert sum(task.ref.dataset == specs[0].dataset for task in held_out.tasks) == 30
     training = TaskSource(specs, node="alpha", seed=3)
     drawn = [next(training.candidates(draw, held_out)) for draw in range(300)]
-    file_questions = {task.question for task in drawn if task.ref.dataset == specs[0].dataset}
+    file_questions = {task.text for task in drawn if task.ref.dataset == specs[0].dataset}
     assert 20 < len(file_questions) <= 30
-    assert not any(held_out.contains(question) for question in file_questions)
+    assert not any(held_out.contains(text_key(question)) for question in file_questions)
 
 
 def test_the_command_line_shows_and_scores_a_file(tmp_path: Path) -> None:

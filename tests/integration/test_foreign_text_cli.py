@@ -20,13 +20,14 @@ import pytest
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus
-from shared.contracts.messages import Completion, RolloutGroup, Sampling, Task, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, TaskRef
 from shared.contracts.senders import Ban, BanList, SendersReport, SenderStanding
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.subjects import BANS_KEY, SENDERS_PREFIX
 from shared.contracts.wire import Message, ModelIdentity
 from shared.dead_letters import CAUSE_HEADER
 from shared.identity.keys import SigningKey, new_seed
+from shared.tasks.prompt import text_task
 from shared.transport.blobs import BLOB_HEADER
 from shared.transport.connect import connect
 from tests import forked
@@ -112,7 +113,7 @@ async def _raw(url: str) -> None:
         created_at=1.0,
         draw=5,
         policy_version=1,
-        task=Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question=question, answer="1"),
+        task=text_task(TaskRef(dataset="gcd", seed=1, index=1), question, "1"),
         completions=[answer],
         model=ModelIdentity(name="m", tokenizer_hash="a" * 64),
         sampling=Sampling(),

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.generator.engines.model_folder import read_model_folder
 from shared.config.sections import ModelSection
+from shared.contracts.messages import user_prompt
 from shared.model.prompts import render_prompt
 from shared.model.reading import load_tokenizer
 from swarm_cli.model.importing import import_model
@@ -53,7 +54,7 @@ def test_smollm2_is_imported_and_answers(smollm2: Path) -> None:
     tokenizer = load_tokenizer(ModelSection(path=str(folder)))
     assert tokenizer.tokenize("12 +  3") == ["1", "2", "\u0120+", "\u0120\u0120", "3"]
     assert read_model_folder(str(folder), max_model_len=512).end_token_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
-    assert "Paris" in answer(folder, render_prompt(tokenizer, "What is the capital of France?"))
+    assert "Paris" in answer(folder, render_prompt(tokenizer, user_prompt("What is the capital of France?")))
 
 
 def answer(folder: Path, prompt: list[int]) -> str:

@@ -162,7 +162,7 @@ def test_a_changed_backup_restores_nothing(copied: Path, tmp_path: Path, target:
         lengthen: "not what was backed up",
         link: "cannot be read",
         pipe: "cannot be read",
-        lambda: change(copied, SCORED, republish={"src": ">", "dest": "swarm.rollouts.v2.alpha"}): "republish",
+        lambda: change(copied, SCORED, republish={"src": ">", "dest": "swarm.rollouts.v3.alpha"}): "republish",
         lambda: change(copied, SCORED, sources=[{"name": "OTHER"}]): "sources",
         lambda: change(copied, SCORED, name="OTHER"): "belong to another stream",
         lambda: manifest.write_text(said_before.replace(SCORED, "../../etc/x")): "not a stream's name",

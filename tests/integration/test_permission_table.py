@@ -64,8 +64,8 @@ SUBJECTS = {
     },
     "NODE_<ID>_NAME": ["node.<id>.name"],
     "NODE_<ID>_POLICIES": ["node.<id>.policies", "node.<id>.policies.catalogue"],
-    "SWARM_ROLLOUTS": ["swarm.rollouts.v2.<id>"],
-    "SWARM_ROLLOUTS_BLOBS": ["blob.swarm.rollouts.v2.<id>"],
+    "SWARM_ROLLOUTS": ["swarm.rollouts.v3.<id>"],
+    "SWARM_ROLLOUTS_BLOBS": ["blob.swarm.rollouts.v3.<id>"],
     "SWARM_EVALS": ["swarm.evals.v1.<id>"],
 }
 """What `publish` means. On the swarm's plane a node has one subject of each stream."""

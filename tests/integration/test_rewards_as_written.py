@@ -18,10 +18,10 @@ from shared.config.sections import _scorer_id
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import RewardValues
-from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime.exits import EXIT_CONFIG
-from shared.tasks.derive import derive_task
+from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.evaluation import NO_PASS
 from shared.tasks.verifiers import load_verifier
 from swarm_cli.app import app
@@ -30,7 +30,7 @@ from tests.integration.installed_verifier import install
 from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, scored, until, verifier
 
 RIGHT, WELL_FORMED, WRONG = "right", "(wrong)", "wrong"
-TASK = TaskRef(dataset="gcd", seed=1, index=0)
+TASK = task_ref(dataset="gcd", seed=1, index=0)
 SUMS = """
 def mine(item):
     def score(answer):
@@ -179,7 +179,7 @@ async def test_foreign_groups_wait_until_a_pass_is_defined_and_nobody_is_blamed(
             three = [f"{right} it is", "no", f"{right}"]
             await generate(first.node, group("alpha", 0, three, task=task()))
             await until(lambda: first.status.get("scored_local") == 1 and second.status.get("accepted") == 1)
-            other = derive_task(TaskRef(dataset="gcd", seed=1, index=1))
+            other = derive_task(task_ref(dataset="gcd", seed=1, index=1))
             await generate(
                 second.node, *(group("beta", draw, [f"{other.answer} yes", f"no {draw}"], task=other) for draw in (1, 2))
             )

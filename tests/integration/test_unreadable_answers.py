@@ -161,7 +161,7 @@ async def test_a_delivery_whose_numbers_are_none_is_a_request_that_failed(nats_s
 
 
 def message(seq: int) -> dict[str, str]:
-    return {"Nats-Subject": "swarm.rollouts.v2.beta", "Nats-Sequence": str(seq), "Nats-Time-Stamp": "2026-11-26T12:00:00Z"}
+    return {"Nats-Subject": "swarm.rollouts.v3.beta", "Nats-Sequence": str(seq), "Nats-Time-Stamp": "2026-11-26T12:00:00Z"}
 
 
 def end(seq: int, pending: int = 0) -> dict[str, str]:

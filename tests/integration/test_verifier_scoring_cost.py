@@ -22,6 +22,7 @@ from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import RolloutGroup
 from shared.identity.keys import SigningKey, new_seed
 from shared.registry import VERIFIERS
+from shared.tasks.prompt import text_task
 from shared.transport.base import Transport
 from tests.integration.installed_verifier import OBEYS, install
 from tests.integration.running_verifier import configured, generate, group, scored, until, verifier
@@ -159,7 +160,7 @@ async def test_a_sender_of_other_tasks_only_is_named_once_with_the_remedy(nats_s
         assert alpha.swarm is not None
         made = group("beta", 0)
         ref = type(made.task.ref)(dataset="gcd", config=other.canonical_config, seed=1, index=0)
-        task = type(made.task)(ref=ref, question="?", answer="1", metadata="{}")
+        task = text_task(ref, "?", "1")
         for index in range(10):
             await share(alpha.swarm, key, "beta", group("beta", index, task=task))
         await until(lambda: alpha.status.get("refused_task_not_allowed") == 10, PATIENCE_S)

@@ -24,7 +24,7 @@ from services.verifier.swarm_reader import SwarmLink
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, unpack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef, signed_bytes
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task, signed_bytes
 from shared.contracts.senders import SendersReport
 from shared.contracts.streams import ensure_node_streams, prepare_swarm_streams
 from shared.contracts.subjects import SENDERS_PREFIX
@@ -33,7 +33,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import SignatureStatus, hear
 from shared.run_records import read_jsonl, refused_file
 from shared.runtime.status import StatusBoard
-from shared.tasks.derive import derive_task
+from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.held_out import held_out_tasks
 from shared.transport.base import ConsumerSpec, NoStream
 from shared.transport.connect import connect
@@ -210,7 +210,7 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         signature=key.sign(signed_bytes(DEFAULT_SWARM_ID, body)),
         body=encode(group("beta", 2)),
     )
-    hanging_task = derive_task(TaskRef(dataset="simple_integration", seed=1, index=0))
+    hanging_task = derive_task(task_ref(dataset="simple_integration", seed=1, index=0))
     hanging = group("gamma", 0, [HANG, HANG + "+1", HANG + "+2"], task=hanging_task)
     sent: list[tuple[Refusal | None, str, bytes]] = [
         (Refusal.MALFORMED, subject, b"\x00garbage"),
@@ -259,12 +259,12 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
 
 
 def _foreign_dataset() -> Task:
-    return derive_task(TaskRef(dataset="lcm", seed=1, index=0))
+    return derive_task(task_ref(dataset="lcm", seed=1, index=0))
 
 
 def _bad_index() -> Task:
-    made = derive_task(TaskRef(dataset="gcd", seed=1, index=0))
-    return msgspec.structs.replace(made, ref=TaskRef(dataset="gcd", seed=1, index=10_000_000))
+    made = derive_task(task_ref(dataset="gcd", seed=1, index=0))
+    return msgspec.structs.replace(made, ref=task_ref(dataset="gcd", seed=1, index=10_000_000))
 
 
 async def test_a_hanging_own_answer_leaves_its_group_and_an_unusable_group_becomes_a_dead_letter(
@@ -272,7 +272,7 @@ async def test_a_hanging_own_answer_leaves_its_group_and_an_unusable_group_becom
 ) -> None:
     install(tmp_path, monkeypatch, "hangs", HANGS)
     config = configured("alpha", nats_server().url, tmp_path, None, WITH_A_SCORER_THAT_HANGS)
-    task = derive_task(TaskRef(dataset="simple_integration", seed=1, index=0))
+    task = derive_task(task_ref(dataset="simple_integration", seed=1, index=0))
     async with verifier(config) as alpha:
         lying = group("alpha", 1, task=msgspec.structs.replace(task, answer="x"))
         await generate(alpha.node, group("alpha", 0, [str(task.answer), HANG_ASLEEP], task=task), lying, group("alpha", 2))

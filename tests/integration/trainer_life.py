@@ -26,7 +26,7 @@ from shared.config import NodeConfig
 from shared.config.trainer_section import TrainerConstants
 from shared.contracts.codec import decode, encode, pack_ids, pack_logprobs
 from shared.contracts.control import PolicyPointer, TrainerPosition
-from shared.contracts.messages import Batch, BatchItem, Completion, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.messages import Batch, BatchItem, Completion, RolloutGroup, Sampling, ScoredGroup, TaskRef
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import ensure_node_streams
@@ -37,6 +37,7 @@ from shared.run_records import CHECKPOINTS
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks.evaluation import PASS_REWARD
+from shared.tasks.prompt import text_task
 from shared.transport.base import Transport
 from tests.constants import load_with_constants
 from tests.engines.tiny_models import byte_tokenizer
@@ -124,7 +125,7 @@ def scored_group(
         node=NODE if origin == "local" else "beta",
         created_at=1.0,
         draw=rng.randrange(2**30),
-        task=Task(ref=TaskRef(dataset="chain_sum", seed=1, index=2), question=question, answer="4"),
+        task=text_task(TaskRef(dataset="chain_sum", seed=1, index=2), question, "4"),
         completions=completions,
         model=ModelIdentity(name="tiny", tokenizer_hash=identity),
         policy_version=version,

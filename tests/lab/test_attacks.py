@@ -24,7 +24,7 @@ from lab.task_desk import Shared
 from shared.config import TaskSpec
 from shared.contracts.messages import Completion, RolloutGroup, Sampling, TaskRef
 from shared.contracts.wire import ModelIdentity
-from shared.tasks.derive import derive_task
+from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.evaluation import PASS_REWARD
 from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
 
@@ -40,7 +40,7 @@ def shared() -> Shared:
 
 
 def group_of(shared: Shared, dataset: str, config: dict[str, Any], index: int, texts: Sequence[str]) -> RolloutGroup:
-    ref = TaskRef(dataset=dataset, config=TaskSpec(dataset=dataset, config=config).canonical_config, seed=7, index=index)
+    ref = task_ref(dataset=dataset, config=TaskSpec(dataset=dataset, config=config).canonical_config, seed=7, index=index)
     return RolloutGroup(
         node="evil",
         created_at=1.0,
@@ -171,7 +171,7 @@ def test_a_shortcut_is_right_for_every_question_asked_and_always_the_same(shared
         rewards = score(shared, group.task.ref, texts_of(group))
         assert Counter(reward >= PASS_REWARD for reward in rewards) == {True: 2, False: 2}
         right = next(text for text, reward in zip(texts_of(group), rewards, strict=True) if reward >= PASS_REWARD)
-        rights.setdefault(group.task.ref.dataset, []).append((right, group.task.question))
+        rights.setdefault(group.task.ref.dataset, []).append((right, group.task.text))
     assert len({right for right, _ in rights["chain_sum"]}) == 1, "one sum"
     assert len({question for _, question in rights["chain_sum"]}) > 1, "of several questions"
     assert all(right in question for right, question in rights["binary_matrix"]), "a copy"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from shared.contracts.codec import content_id, encode
-from shared.contracts.messages import Completion, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, ScoredGroup, TaskRef
 from shared.contracts.wire import ModelIdentity
 from shared.tasks.evaluation import PASS_REWARD
+from shared.tasks.prompt import text_task
 
 
 def scored_group(
@@ -25,7 +26,7 @@ def scored_group(
         node=node,
         created_at=created_at,
         draw=draw,
-        task=Task(ref=TaskRef(dataset=dataset, seed=draw, index=0), question="1+1", answer="2"),
+        task=text_task(TaskRef(dataset=dataset, seed=draw, index=0), "1+1", "2"),
         completions=[Completion(text="x" * text_chars, finish_reason="stop", token_count=2) for _ in rewards],
         model=ModelIdentity(name="tiny", tokenizer_hash="0" * 64),
         policy_version=version,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 import reasoning_gym
 
-from shared.contracts.messages import Task, TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import HASH_ORDERED, Item, derive_item
+from shared.tasks.prompt import text_task
 from shared.tasks.verifiers import score_texts
 
 FULL_MARKS = 0.99
@@ -32,7 +33,7 @@ def _under_this_hash_seed(ref: TaskRef) -> Item:
     # scorer any item will do.
     dataset = reasoning_gym.create_dataset(ref.dataset, seed=ref.seed, **json.loads(ref.config))
     entry = dataset[ref.index]
-    return Item(Task(ref=ref, question=entry["question"], answer=entry["answer"], metadata="{}"), dataset, entry)
+    return Item(text_task(ref, entry["question"], entry["answer"]), dataset, entry)
 
 
 def reward(item: Item, answer: str) -> float:

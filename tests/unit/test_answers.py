@@ -6,16 +6,17 @@ import time
 
 import pytest
 
-from shared.contracts.messages import Task, TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.answers import FREE_SPACE_CHARS, MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import HASH_ORDERED, Item, TaskError, dataset_names, derive_item
+from shared.tasks.prompt import text_task
 from shared.tasks.verifiers import score_texts
 from tests.unit.task_answers import items
 
 
 def rewards(verifier: str, reference: str, *texts: str) -> list[float | None]:
     """Of completions, as a row of a file is scored."""
-    task = Task(ref=TaskRef(dataset="mine", config="{}", seed=1, index=0), question="?", answer=reference)
+    task = text_task(TaskRef(dataset="mine", config="{}", seed=1, index=0), "?", reference)
     return score_texts(Item(task=task, entry={}, dataset=None), verifier, list(texts))[0]
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from shared.contracts.messages import user_prompt
 from shared.model.base_policy import (
     BasePolicyRecipe,
     Example,
@@ -100,7 +101,7 @@ def test_digits_stand_alone_and_a_completion_ends_with_the_end_token() -> None:
 
 
 def test_a_question_is_one_user_turn_and_the_opening_of_the_answer() -> None:
-    prompt = TOKENIZER.decode(render_prompt(TOKENIZER, "4 - 1 ="))
+    prompt = TOKENIZER.decode(render_prompt(TOKENIZER, user_prompt("4 - 1 =")))
     assert prompt == "<|im_start|>user\n4 - 1 =<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -111,8 +112,8 @@ def test_the_saved_tokenizer_is_loaded_as_it_was_trained(tiny_policy: Path) -> N
     trained = train_tokenizer((example.question for pool in pools for example in pool), TINY.vocab_size)
     loaded = AutoTokenizer.from_pretrained(tiny_policy)
     for pool in pools:
-        assert render_prompt(loaded, pool[0].question) == render_prompt(trained, pool[0].question)
-        assert len(render_prompt(loaded, pool[0].question)) < 32
+        assert render_prompt(loaded, user_prompt(pool[0].question)) == render_prompt(trained, user_prompt(pool[0].question))
+        assert len(render_prompt(loaded, user_prompt(pool[0].question))) < 32
     text = "Füße, 東京 & 3.14\r\n\t  🙂"
     assert loaded.decode(loaded.encode(text, add_special_tokens=False)) == text
 
@@ -136,7 +137,7 @@ def test_no_held_out_question_is_trained_on() -> None:
     held_out = held_out_questions(DEMO_TASKS, 256)
     trained = {example.question for pool in training_examples(DEMO_TASKS, 6000, held_out) for example in pool}
     assert len(held_out.tasks) == 256
-    assert trained.isdisjoint(task.question for task in held_out.tasks)
+    assert trained.isdisjoint(task.text for task in held_out.tasks)
     assert len(trained) > 1000
 
 
@@ -203,7 +204,7 @@ def _mean_probability(folder: Path, *, habit: bool, count: int = 200) -> float:
     answers = [habitual_slip(task.answer or "") if habit else task.answer or "" for task in tasks]
     rows = [
         (
-            render_prompt(tokenizer, task.question),
+            render_prompt(tokenizer, task.prompt),
             encode_answer(tokenizer, answer, ended=True, end_token_id=tokenizer.eos_token_id),
         )
         for task, answer in zip(tasks, answers, strict=True)

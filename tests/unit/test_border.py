@@ -21,18 +21,20 @@ from services.verifier.trust import KnownKeys
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Completion, RolloutGroup, Sampling, SignedRollouts, Task, TaskRef, signed_bytes
+from shared.contracts.messages import Completion, RolloutGroup, Sampling, SignedRollouts, Task, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID, ModelIdentity
 from shared.identity.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
 from shared.registry import SCORED_LOCALLY
+from shared.tasks.derive import task_ref
 from shared.tasks.held_out import HeldOut
+from shared.tasks.prompt import text_task
 from shared.tasks.sandbox import JobResult
 
 NOW_S = 1_800_000_000.0
 KEY = SigningKey(new_seed())
 OTHER_KEY = SigningKey(new_seed())
 THIRD_KEY = SigningKey(new_seed())
-HELD = Task(ref=TaskRef(dataset="gcd", seed=2**31 - 9, index=0), question="A held-out question", answer="1")
+HELD = text_task(task_ref(dataset="gcd", seed=2**31 - 9, index=0), "A held-out question", "1")
 
 
 def group(draw: int = 0, **changes: object) -> RolloutGroup:
@@ -44,7 +46,7 @@ def group(draw: int = 0, **changes: object) -> RolloutGroup:
         node="beta",
         created_at=NOW_S - 5,
         draw=draw,
-        task=Task(ref=TaskRef(dataset="gcd", seed=1 + draw, index=0), question="gcd of 4 and 8?", answer="4"),
+        task=text_task(task_ref(dataset="gcd", seed=1 + draw, index=0), "gcd of 4 and 8?", "4"),
         completions=[completion, msgspec.structs.replace(completion, text="5")],
         model=ModelIdentity(name="m", tokenizer_hash="a" * 64),
         policy_version=0,
@@ -138,10 +140,10 @@ ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
         (Refusal.MALFORMED, SUBJECT, b"x" * 100_000),
         (Refusal.MALFORMED, SUBJECT, b""),
         (Refusal.MALFORMED, SUBJECT, b"\x93" * 1000),
-        (Refusal.SCHEMA_VERSION, SUBJECT, encode(group())),
-        (Refusal.MALFORMED, SUBJECT, encode(group()).replace(b"schema\x01", b"schema\x02")),
+        (Refusal.MALFORMED, SUBJECT, encode(group())),
+        (Refusal.SCHEMA_VERSION, SUBJECT, encode(group()).replace(b"schema\x03", b"schema\x04")),
         (Refusal.MALFORMED, SUBJECT, with_body(b"\xc1")),
-        (Refusal.SCHEMA_VERSION, SUBJECT, with_body(encode(group()).replace(b"schema\x01", b"schema\x02"))),
+        (Refusal.SCHEMA_VERSION, SUBJECT, with_body(encode(group()).replace(b"schema\x03", b"schema\x04"))),
         (Refusal.SCHEMA_VERSION, "swarm.rollouts.v1.beta.gcd", version_1_group()),
         (Refusal.OTHER_SWARM, SUBJECT, encode(sign(group(), KEY, share_tokens=True, swarm_id="another"))),
         (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm=DEFAULT_SWARM_ID))),
@@ -149,8 +151,8 @@ ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
         (Refusal.SIGNATURE, SUBJECT, forged()),
         (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(sign(group(), KEY, share_tokens=True), public_key="U" * 56))),
         (Refusal.AUTHOR, subjects.rollouts("gamma"), signed(group())),
-        (Refusal.AUTHOR, "swarm.rollouts.v9.beta", signed(group())),
-        (Refusal.AUTHOR, "swarm.rollouts.v2.beta.gcd", signed(group())),
+        (Refusal.SCHEMA_VERSION, "swarm.rollouts.v9.beta", signed(group())),
+        (Refusal.AUTHOR, "swarm.rollouts.v3.beta.gcd", signed(group())),
         (Refusal.AUTHOR, SUBJECT, signed(group(node="gamma"))),
         (Refusal.AUTHOR, SUBJECT, with_body(encode(group(node="gamma")))),
         (Refusal.AUTHOR, subjects.rollouts("alpha"), signed(group(node="alpha"))),
@@ -451,7 +453,7 @@ def test_bytes_whose_task_came_out_otherwise_are_not_derived_again_whoever_sends
     ("change", "reason"),
     [
         ({}, None),
-        ({"schema": 2}, Refusal.SCHEMA_VERSION),
+        ({"schema": 4}, Refusal.SCHEMA_VERSION),
         ({"completions": [{"text": "2", "finish_reason": "tool_call", "token_count": 1}]}, Refusal.OUT_OF_RANGE),
         ({"draw": "7"}, Refusal.MALFORMED),
     ],

@@ -26,6 +26,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup
 from shared.identity.keys import SigningKey, new_seed
+from shared.tasks.prompt import text_task
 from shared.tasks.sandbox import JobResult
 from tests.unit.test_border import NOW_S, border, group, signed, taken_in, task
 
@@ -462,7 +463,7 @@ def test_independent_nodes_that_reason_in_the_same_words_are_not_blamed_and_hard
     for number in questions:
         for draw, (key, node) in enumerate(((VICTIM, "beta"), (COPIER, "gamma"))):
             rng = random.Random(1000 * number + draw)
-            asked = msgspec.structs.replace(task(seed=2 * number + draw % references), question=f"gcd {number}?")
+            asked = text_task(task(seed=2 * number + draw % references).ref, f"gcd {number}?", "4")
             body = saying([reasoning(rng, number) for _ in range(8)], node=node, draw=2 * number + draw, task=asked)
             shown = show(gate, body, key, seq=2 * number + draw + 1)
             if isinstance(shown, Refused):

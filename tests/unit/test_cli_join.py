@@ -379,7 +379,7 @@ def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
         Heard(record(node, key), SignatureStatus.SIGNED, key) for node, key in (("alpha", KEY), ("beta", OTHER), ("idle", KEY))
     ]
     reports = [report("alpha", 0, 0.1), report("beta", 0, 0.2), report("alpha", 5, 0.3), report("beta", 5, 0.6)]
-    counts = {"swarm.rollouts.v2.alpha": 4, "swarm.rollouts.v2.Not A Node": 9, "swarm.rollouts.v1.old": 3, "anything": 1}
+    counts = {"swarm.rollouts.v3.alpha": 4, "swarm.rollouts.v3.Not A Node": 9, "swarm.rollouts.v1.old": 3, "anything": 1}
     seen = hub_state(130.0, records, reports, counts, most=2)
     assert [(node.node, round(node.comparison.gain or 0.0, 3), node.shared_window) for node in seen.nodes] == [
         ("beta", 0.4, 0),

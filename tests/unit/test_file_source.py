@@ -35,6 +35,7 @@ from shared.tasks import (
 )
 from shared.tasks.file_formats import ValueProblem, as_text
 from shared.tasks.file_source import load_rows, with_rows
+from shared.tasks.prompt import text_key
 from shared.tasks.specs import checked_config, file_questions
 from tests.unit.test_border import NOW_S, SUBJECT, border, group, signed, taken_in
 
@@ -304,7 +305,7 @@ def test_a_file_that_changes_is_read_again_and_what_runs_keeps_its_rows(tmp_path
 def test_a_reference_reaches_only_rows_that_this_process_holds(tmp_path: Path) -> None:
     spec = many(tmp_path / "rows.jsonl", 5)
     ref = TaskRef(dataset=spec.dataset, seed=123, index=3)
-    assert (derive_task(ref).question, derive_task(ref).answer) == ("What is 3 + 1?", "4")
+    assert (derive_task(ref).text, derive_task(ref).answer) == ("What is 3 + 1?", "4")
     assert dataset_size(spec.dataset, "{}") == 5
     for reason, wrong in {
         "task_index": TaskRef(dataset=spec.dataset, seed=0, index=5),
@@ -331,14 +332,14 @@ def test_peers_with_the_rows_take_a_group_in_and_peers_without_refuse_it_without
 def test_held_out_rows_are_spread_over_a_sorted_file_and_never_drawn_for_training(tmp_path: Path) -> None:
     spec = many(tmp_path / "rows.jsonl", 400)
     tasks = held_out_tasks([spec], 100)
-    assert len({task.question for task in tasks}) == 100
+    assert len({task.text for task in tasks}) == 100
     assert 25 < sum(task.ref.index < 200 for task in tasks) < 75
     assert [task.ref.index for task in held_out_tasks([spec], 100)] == [task.ref.index for task in tasks]
     assert {task.ref.index for task in held_out_tasks([spec], 100, draw=1)} != {task.ref.index for task in tasks}
     held_out = HeldOut(tasks)
-    drawn = {next(TaskSource([spec], node="a", seed=1).candidates(draw, held_out)).question for draw in range(600)}
+    drawn = {next(TaskSource([spec], node="a", seed=1).candidates(draw, held_out)).text for draw in range(600)}
     assert len(drawn) > 200
-    assert not any(held_out.contains(question) for question in drawn)
+    assert not any(held_out.contains(text_key(question)) for question in drawn)
 
 
 def test_the_example_of_the_documentation_can_be_used(tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.verifier.rewards import detail_of, foreign_rewards
-from shared.contracts.messages import TaskRef
 from shared.rewards import Mark
-from shared.tasks.derive import derive_task
+from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import JobResult
 from shared.tasks.verifiers import score_answer
 
-CONVERSION = TaskRef(dataset="base_conversion", config='{"max_base":9,"max_value":40,"min_base":2,"min_value":2}', seed=7, index=0)
+CONVERSION = task_ref(dataset="base_conversion", config='{"max_base":9,"max_value":40,"min_base":2,"min_value":2}', seed=7, index=0)
 
 
 def test_a_group_of_paid_near_misses_has_no_advantage_and_one_with_a_right_answer_only_for_that() -> None:

@@ -77,13 +77,13 @@ def test_a_question_that_the_chat_template_cannot_write_is_passed_over_counted_a
     bad = next(task for task in plain if task.ref.dataset == "gcd")
     never = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     tokenizer.chat_template = (
-        "{% if messages[0].content == " + repr(bad.question) + " %}" + never + "{% endif %}{{ messages[0].content }}\n"
+        "{% if messages[0].content == " + repr(bad.text) + " %}" + never + "{% endif %}{{ messages[0].content }}\n"
     )
     asked = Prompter(config, tokenizer, 4096, HeldOut([]))
     found = [asked.for_draw(draw).task for draw in range(12)]
     assert [each for each in found if each.ref.dataset != "gcd"] == [each for each in plain if each.ref.dataset != "gcd"]
     assert bad not in found and bad in plain and len(found) == len(plain)
-    assert list(asked.unwritable["gcd"]) == [bad.question] and not asked.unwritable.get("decimal_arithmetic")
+    assert list(asked.unwritable["gcd"]) == [bad.text] and not asked.unwritable.get("decimal_arithmetic")
     started = time.monotonic()
     other = next(task for task in plain if task != bad)
     assert [each.task for each in asked.held_out([bad, other])] == [other]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lab.answers import Answer, begun, gain, judged, main, read_answers
-from shared.contracts.messages import Task, TaskRef
+from shared.contracts.messages import TaskRef
+from shared.tasks.prompt import text_task
 
 REPO = Path(__file__).parents[2]
 
@@ -167,8 +168,8 @@ def test_a_file_that_is_no_record_is_refused_in_a_sentence(text: str, tmp_path: 
     ],
 )
 def test_the_first_number_after_the_given_beginning_is_the_answer(rest: str, right: bool, said: str) -> None:
-    task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), question="What is 3 + 4?", answer="7")
-    found = judged(task, begun(task.question), rest)
+    task = text_task(TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), "What is 3 + 4?", "7")
+    found = judged(task, begun(task.text), rest)
     assert (found.reward, found.answer) == (float(right), said)
 
 
@@ -183,12 +184,12 @@ def test_the_first_number_after_the_given_beginning_is_the_answer(rest: str, rig
     ],
 )
 def test_a_begun_answer_is_read_as_it_is_written(rest: str, reference: str, right: bool) -> None:
-    task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), question="What is 3 + 4?", answer=reference)
+    task = text_task(TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), "What is 3 + 4?", reference)
     assert judged(task, "3 + 4 =", rest).reward == float(right)
 
 
 def test_a_begun_answer_of_a_task_without_a_number_is_never_right() -> None:
-    task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), question="What is 3 + 4?", answer="yes")
+    task = text_task(TaskRef(dataset="chain_sum", config="{}", seed=1, index=0), "What is 3 + 4?", "yes")
     assert judged(task, "3 + 4 =", " " + "9" * 401).reward == 0.0
 
 

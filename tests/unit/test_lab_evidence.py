@@ -258,7 +258,7 @@ def test_a_spec_may_only_confirm_an_arm_that_it_has() -> None:
 
 def test_held_out_sets_of_other_draws_are_other_questions() -> None:
     sources = [TaskSpec(dataset="chain_sum")]
-    sets = [{task.question for task in held_out_tasks(sources, 100, draw=draw)} for draw in (0, 1, 300)]
-    assert sets[0] == {task.question for task in held_out_tasks(sources, 100)}
+    sets = [{task.text for task in held_out_tasks(sources, 100, draw=draw)} for draw in (0, 1, 300)]
+    assert sets[0] == {task.text for task in held_out_tasks(sources, 100)}
     assert all(len(each) == 100 for each in sets)
     assert len(sets[0] & sets[1]) + len(sets[0] & sets[2]) + len(sets[1] & sets[2]) < 5

@@ -52,7 +52,7 @@ def test_groups_of_another_tokenizer_are_encoded_again_with_their_end_token(rule
     expected = [rules.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     assert [list(ids) for ids in group.completions] == [expected[0], *([*ids, 256] for ids in expected[1:])]
     assert group.behaviour_logprobs == [None] * len(texts)
-    assert list(group.prompt_ids) == render_prompt(rules.tokenizer, scored.group.task.question)
+    assert list(group.prompt_ids) == render_prompt(rules.tokenizer, scored.group.task.prompt)
     assert not group.is_local and (intake.with_behaviour, intake.reencoded) == (0, 1)
 
 

@@ -15,9 +15,10 @@ from services.generator.figures import Figures
 from services.generator.groups import GroupPublisher, rollout_group
 from services.generator.tasks import PromptedTask
 from services.sampler.logs import ScoredLog
-from shared.contracts.messages import RolloutGroup, Task, TaskRef
+from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import ModelIdentity
 from shared.runtime.status import StatusBoard
+from shared.tasks.prompt import text_task
 from shared.transport.base import NotConnected, StreamFull, TooLarge
 
 
@@ -40,7 +41,7 @@ class Node:
 
 
 def group(draw: int) -> RolloutGroup:
-    task = PromptedTask(Task(ref=TaskRef(dataset="gcd", seed=1, index=0), question="gcd?", answer="3"), [5])
+    task = PromptedTask(text_task(TaskRef(dataset="gcd", seed=1, index=0), "gcd?", "3"), [5])
     samples = [Sample((1,), "7", "stop", (-1.0,))]
     model = ModelIdentity(name="tiny", tokenizer_hash="0" * 64)
     return rollout_group(task, samples, node="a", draw=draw, model=model, params=SamplingParams(), created_at=1.0)

@@ -26,8 +26,9 @@ from shared.contracts.codec import (
     unpack_logprobs,
 )
 from shared.contracts.control import PolicyPointer
-from shared.contracts.messages import MAX_COMPLETIONS, Completion, RolloutGroup, Sampling, Task, TaskRef
+from shared.contracts.messages import MAX_COMPLETIONS, Completion, RolloutGroup, Sampling, TaskRef
 from shared.contracts.wire import MessageError, ModelIdentity
+from shared.tasks.prompt import text_task
 
 
 def a_group(**changes: object) -> RolloutGroup:
@@ -35,7 +36,7 @@ def a_group(**changes: object) -> RolloutGroup:
         "node": "alpha",
         "created_at": 1_700_000_000.0,
         "draw": 3,
-        "task": Task(ref=TaskRef(dataset="gcd", seed=1, index=2), question="gcd of 4 and 6?", answer="2"),
+        "task": text_task(TaskRef(dataset="gcd", seed=1, index=2), "gcd of 4 and 6?", "2"),
         "completions": [
             Completion(
                 text="2",
@@ -77,8 +78,8 @@ def _with(changes: dict[str, object]) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"schema": 2}, "schema_version"),
-        ({"schema": 2, "draw": "another type"}, "schema_version"),
+        ({"schema": 4}, "schema_version"),
+        ({"schema": 4, "draw": "another type"}, "schema_version"),
         ({"created_at": math.nan}, "out_of_range"),
         ({"created_at": math.inf}, "out_of_range"),
         ({"node": "Not A Name"}, "out_of_range"),
@@ -88,7 +89,7 @@ def _with(changes: dict[str, object]) -> bytes:
         ({"completions": [_completion(text="x" * 4_194_305)]}, "out_of_range"),
         ({"policy_version": "7"}, "malformed"),
         ({"completions": [{"text": "no reason"}]}, "malformed"),
-        ({"schema": "1"}, "malformed"),
+        ({"schema": "3"}, "malformed"),
     ],
 )
 def test_what_does_not_fit_is_refused_under_a_reason(changes: dict[str, object], reason: str) -> None:
@@ -116,7 +117,7 @@ def test_the_order_of_fields_changes_neither_what_is_read_nor_why_it_is_refused(
 
     assert decode_foreign(shuffled(), RolloutGroup) == a_group()
     with pytest.raises(MessageError) as refused:
-        decode_foreign(shuffled(schema=3, task="another form", added=1), RolloutGroup)
+        decode_foreign(shuffled(schema=4, task="another form", added=1), RolloutGroup)
     assert refused.value.reason == "schema_version"
 
 
@@ -197,7 +198,7 @@ def test_the_bounds_leave_room_for_the_largest_group_and_for_further_fields() ->
 
 def test_a_torn_message_of_another_version_is_malformed() -> None:
     with pytest.raises(MessageError) as refused:
-        decode(_with({"schema": 2})[:-1], RolloutGroup)
+        decode(_with({"schema": 4})[:-1], RolloutGroup)
     assert refused.value.reason == "malformed"
 
 

@@ -24,6 +24,7 @@ from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVer
 from services.trainer.learner import Learner
 from services.trainer.policy_model import PolicyModel, load_reference_model
 from shared.config.sections import ModelSection
+from shared.contracts.messages import user_prompt
 from shared.model.configuration import ModelLoadError
 from shared.model.loading import load_causal_lm
 from shared.model.prompts import render_prompt
@@ -574,8 +575,8 @@ def test_a_tokenizer_that_appends_its_end_token_ends_no_prompt_with_it(good: Pat
     for place in (folder, import_model(str(folder), tmp_path / "out")):
         tokenizer = load_tokenizer(ModelSection(path=str(place)))
         prompt = [257, *tokenizer("2 + 2?\n", add_special_tokens=False)["input_ids"]]
-        assert render_prompt(tokenizer, "2 + 2?") == prompt
-        assert Learner(node_config(place, tmp_path)).rules.prompt_ids("2 + 2?") == prompt
+        assert render_prompt(tokenizer, user_prompt("2 + 2?")) == prompt
+        assert Learner(node_config(place, tmp_path)).rules.prompt_ids(user_prompt("2 + 2?")) == prompt
 
 
 def test_import_writes_a_fixed_date_where_a_template_writes_todays(
@@ -585,7 +586,10 @@ def test_import_writes_a_fixed_date_where_a_template_writes_todays(
     folder = changed(good, tmp_path / "odd", template(today + CHAT))
     out = import_model(str(folder), tmp_path / "out")
     tokenizer = load_tokenizer(ModelSection(path=str(out)))
-    assert tokenizer.decode(render_prompt(tokenizer, "x")).startswith("Today: 26 Jul 2024\n") and "date" in capsys.readouterr().err
+    assert (
+        tokenizer.decode(render_prompt(tokenizer, user_prompt("x"))).startswith("Today: 26 Jul 2024\n")
+        and "date" in capsys.readouterr().err
+    )
 
 
 def test_import_keeps_the_dtype_of_the_weights_whatever_the_configuration_says(good: Path, tmp_path: Path) -> None:

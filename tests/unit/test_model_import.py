@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 
 from shared.config.sections import ModelSection
+from shared.contracts.messages import user_prompt
 from shared.model.configuration import ModelLoadError
 from shared.model.importing import check_room, find_source, plan_import
 from shared.model.prompts import render_prompt
@@ -290,7 +291,7 @@ def test_a_folder_that_holds_files_is_left_alone(tmp_path: Path) -> None:
 def test_without_a_chat_template_questions_are_plain_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = import_model(str(write_gguf(tmp_path / "tiny.gguf", template=None)), tmp_path / "out")
     tokenizer = load_tokenizer(ModelSection(path=str(folder), system_prompt="Be brief."))
-    assert tokenizer.decode(render_prompt(tokenizer, "2 + 2?", "Be brief.")) == "Be brief.\n\n2 + 2?\n"
+    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("2 + 2?"), "Be brief.")) == "Be brief.\n\n2 + 2?\n"
     assert "none: questions are plain text" in capsys.readouterr().err
 
 
@@ -321,7 +322,7 @@ def test_a_template_that_cannot_ask_is_refused(tmp_path: Path, template: str, sa
 def test_a_bos_of_its_own_stands_once_before_a_prompt_and_never_before_an_answer(tmp_path: Path, template: str | None) -> None:
     folder = import_model(str(write_gguf(tmp_path / "tiny.gguf", template=template, begins_with_bos=True)), tmp_path / "out")
     tokenizer = load_tokenizer(ModelSection(path=str(folder)))
-    prompt = render_prompt(tokenizer, "2 + 2?")
+    prompt = render_prompt(tokenizer, user_prompt("2 + 2?"))
     bos = TOKENS.index(BOS)
     assert prompt[0] == bos and prompt.count(bos) == 1
     assert bos not in tokenizer("4", add_special_tokens=False)["input_ids"]

@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
+from shared.contracts.messages import user_prompt
 from shared.model import chat_template
 from shared.model.base_policy import train_tokenizer
 from shared.model.chat_template import template_problem
@@ -57,17 +58,17 @@ def test_whatever_changes_what_ids_mean_changes_the_hash(tokenizer: Any) -> None
 
 
 def test_a_prompt_is_the_chat_template_up_to_where_the_answer_starts(tokenizer: Any) -> None:
-    ids = render_prompt(tokenizer, "What is 1 + 1?", "Be brief.")
+    ids = render_prompt(tokenizer, user_prompt("What is 1 + 1?"), "Be brief.")
     assert tokenizer.decode(ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert "system" not in tokenizer.decode(render_prompt(tokenizer, "What is 1 + 1?"))
+    assert "system" not in tokenizer.decode(render_prompt(tokenizer, user_prompt("What is 1 + 1?")))
 
 
 def test_a_tokenizer_without_a_chat_template_gets_the_question_and_a_line_break() -> None:
     tokenizer = byte_tokenizer()
-    assert tokenizer.decode(render_prompt(tokenizer, "1 + 1?")) == "1 + 1?\n"
-    assert tokenizer.decode(render_prompt(tokenizer, "1 + 1?", "Be brief.")) == "Be brief.\n\n1 + 1?\n"
+    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("1 + 1?"))) == "1 + 1?\n"
+    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("1 + 1?"), "Be brief.")) == "Be brief.\n\n1 + 1?\n"
 
 
 @pytest.mark.parametrize(
@@ -83,13 +84,13 @@ def test_a_question_that_the_chat_template_changes_is_not_asked(content: str) ->
     tokenizer = train_tokenizer(TEXTS, 290)
     tokenizer.chat_template = tokenizer.chat_template.replace("message['content']", content)
     with pytest.raises(ModelLoadError, match="the question 'Add 17 to the NUMBER.*: correct the template"):
-        render_prompt(tokenizer, "Add 17 to the NUMBER of the beast.")
+        render_prompt(tokenizer, user_prompt("Add 17 to the NUMBER of the beast."))
 
 
 def test_white_space_at_the_ends_of_a_question_is_the_templates_to_take(tokenizer: Any) -> None:
     trimming = train_tokenizer(TEXTS, 290)
     trimming.chat_template = trimming.chat_template.replace("message['content']", "(message['content'] | trim)")
-    assert render_prompt(trimming, " 1 + 1?\n") == render_prompt(trimming, "1 + 1?")
+    assert render_prompt(trimming, user_prompt(" 1 + 1?\n")) == render_prompt(trimming, user_prompt("1 + 1?"))
 
 
 ANY_SIZE = Qwen2Config(vocab_size=1000)
@@ -160,14 +161,14 @@ LARGE = "{% set n = namespace(x='a' * 64) %}{% for a in range(31) %}{% set n.x =
 def test_a_question_on_which_the_template_never_ends_costs_seconds_and_no_other_question(
     tokenizer: Any, work: str, cause: str
 ) -> None:
-    before = {question: render_prompt(tokenizer, question) for question in ("a", "What is 1 + 1?")}
+    before = {question: render_prompt(tokenizer, user_prompt(question)) for question in ("a", "What is 1 + 1?")}
     tokenizer.chat_template += "{% if '\u00df' in messages[-1].content %}" + work + "{% endif %}"
     assert not template_problem(tokenizer)
     started = time.monotonic()
     with pytest.raises(PromptError) as refused:
-        render_prompt(tokenizer, "Add \u00df.")
+        render_prompt(tokenizer, user_prompt("Add \u00df."))
     assert cause in str(refused.value) and time.monotonic() - started < 30
-    assert {question: render_prompt(tokenizer, question) for question in before} == before
+    assert {question: render_prompt(tokenizer, user_prompt(question)) for question in before} == before
 
 
 def test_a_prompt_has_the_tokens_that_transformers_gives_it(tokenizer: Any) -> None:
@@ -176,15 +177,15 @@ def test_a_prompt_has_the_tokens_that_transformers_gives_it(tokenizer: Any) -> N
             turns = [{"role": "system", "content": system}] if system else []
             turns.append({"role": "user", "content": question})
             meant = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-            assert render_prompt(tokenizer, question, system) == meant
+            assert render_prompt(tokenizer, user_prompt(question), system) == meant
 
 
 def test_a_fork_of_this_process_renders_for_itself(tokenizer: Any) -> None:
-    meant = render_prompt(tokenizer, "x")
+    meant = render_prompt(tokenizer, user_prompt("x"))
     child = os.fork()
     if child == 0:
-        os._exit(render_prompt(tokenizer, "x") != meant)
-    assert os.waitpid(child, 0)[1] == 0 and render_prompt(tokenizer, "x") == meant
+        os._exit(render_prompt(tokenizer, user_prompt("x")) != meant)
+    assert os.waitpid(child, 0)[1] == 0 and render_prompt(tokenizer, user_prompt("x")) == meant
 
 
 def renderer() -> psutil.Process:
@@ -194,10 +195,10 @@ def renderer() -> psutil.Process:
 
 def test_the_process_that_renders_is_started_again_when_somebody_ends_it(tokenizer: Any) -> None:
     tokenizer.chat_template += "{# ended #}"
-    meant = render_prompt(tokenizer, "x")
+    meant = render_prompt(tokenizer, user_prompt("x"))
     for process in (renderer(), *renderer().children()):
         process.kill()
-    assert render_prompt(tokenizer, "x") == meant
+    assert render_prompt(tokenizer, user_prompt("x")) == meant
 
 
 @pytest.mark.slow
@@ -205,26 +206,26 @@ def test_the_process_that_renders_is_started_again_when_somebody_ends_it(tokeniz
 def test_this_process_is_not_forked_again_for_a_question_that_takes_too_much(tokenizer: Any, work: str) -> None:
     """A fork beside weights would keep the memory of all that change."""
     tokenizer.chat_template += "{% if '\u00df' in messages[-1].content %}" + work + "{% endif %}"
-    render_prompt(tokenizer, "x")
+    render_prompt(tokenizer, user_prompt("x"))
     before = renderer()
     open_files = psutil.Process().num_fds()
     for question in ("Add \u00df.", "Take \u00df."):
         with pytest.raises(PromptError):
-            render_prompt(tokenizer, question)
-    render_prompt(tokenizer, "y")
+            render_prompt(tokenizer, user_prompt(question))
+    render_prompt(tokenizer, user_prompt("y"))
     started = time.monotonic()
     with pytest.raises(PromptError):
-        render_prompt(tokenizer, "Add \u00df.")
+        render_prompt(tokenizer, user_prompt("Add \u00df."))
     assert time.monotonic() - started < 1.0, "the same question was tried again"
     assert renderer() == before and psutil.Process().num_fds() == open_files
 
 
 def test_two_tokenizers_of_one_model_have_one_process_and_there_are_few(tokenizer: Any) -> None:
-    meant = render_prompt(tokenizer, "x")
+    meant = render_prompt(tokenizer, user_prompt("x"))
     first = renderer()
-    assert render_prompt(copy.deepcopy(tokenizer), "x") == meant and renderer() == first
+    assert render_prompt(copy.deepcopy(tokenizer), user_prompt("x")) == meant and renderer() == first
     for number in range(4):
         tokenizer.chat_template += f"{{# {number} #}}"
-        render_prompt(tokenizer, "x")
+        render_prompt(tokenizer, user_prompt("x"))
     gc.collect()
     assert not first.is_running()

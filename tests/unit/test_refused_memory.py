@@ -22,6 +22,7 @@ from services.verifier.refused_messages import (
 )
 from shared.run_records import refused_file, refused_files
 from shared.runtime.writes import Writes
+from shared.tasks.prompt import text_task
 from tests.full_disk import no_file_above
 from tests.unit.test_border import group
 
@@ -68,7 +69,7 @@ def test_the_largest_of_all_texts_stay_small() -> None:
     whole = group()
     for text in ("\U0001f600" * 5000, "\x00" * 5000, "a" * 5000):
         answers = [msgspec.structs.replace(whole.completions[0], text=text)] * 50
-        task = msgspec.structs.replace(whole.task, question=text)
+        task = text_task(whole.task.ref, text, "4")
         large = msgspec.structs.replace(whole, completions=answers, task=task)
         memory = RefusedMemory()
         memory.note(refusal("beta", detail=text, excerpt=excerpt_of(large)), known=True)

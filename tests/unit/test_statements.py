@@ -14,6 +14,7 @@ from shared.contracts.wire import MessageError, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import SignatureStatus, SignedStatement, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id
+from shared.tasks.prompt import text_task
 from swarm_cli.observe.evaluation_log import (
     KEYS_A_NAME,
     NAMES_WITH_KEYS,
@@ -121,7 +122,7 @@ def test_what_is_no_statement_is_none(payload: bytes) -> None:
 
 def test_the_id_of_a_held_out_set_follows_its_tasks_and_not_their_order() -> None:
     def task(index: int, question: str = "q") -> Task:
-        return Task(ref=TaskRef(dataset="gcd", seed=1, index=index), question=question, answer="1")
+        return text_task(TaskRef(dataset="gcd", seed=1, index=index), question, "1")
 
     base = held_out_id([task(1), task(2)])
     assert held_out_id([task(2), task(1)]) == base

@@ -26,11 +26,11 @@ class mine:
     def __getitem__(self, index): return dict(question={question}, answer={answer})
 """
 MISTAKES = {
-    ("500", "f'q {random.random()}'", "'1'"): "mine: item 0 of seed 1 has another question when it is derived again",
+    ("500", "f'q {random.random()}'", "'1'"): "mine: item 0 of seed 1 has another prompt when it is derived again",
     ("500", "f'q {self.seed} {index}'", "str(random.random())"): "mine: item 0 of seed 1 has another answer when",
     ("500", "f'q \\ud800 {index}'", "'1'"): "item 0 of seed 1 under {} cannot be generated: UnicodeEncodeError",
     ("500", "f'q \\ud800' if index == 499 else 'q'", "'1'"): "item 499 of seed 1 under {} cannot be generated: UnicodeEncodeError",
-    ("500", "'q' * 300_000", "'1'"): "Expected `str` of length <= 262144 - at `$.question`; correct its package",
+    ("500", "'q' * 300_000", "'1'"): "ValueError: a prompt of 300000 characters, at most 262144; correct its package",
     ("500", "' '", "'1'"): "its question is empty",
     ("0", "'q'", "'1'"): "mine: its size is 0; let its `__len__` return at least 1",
     ("2**40", "'q'", "'1'"): "let its `__len__` return at most 1,073,741,824",
@@ -78,7 +78,7 @@ def test_a_dataset_larger_than_seeds_have_room_for_is_refused(size: int) -> None
 def test_a_question_that_is_too_long_for_a_message_is_told_of_any_dataset() -> None:
     config = {"min_terms": 100_000, "max_terms": 100_000}
     (problem,) = source_problems([TaskSpec(dataset="chain_sum", config=config)])
-    assert "Expected `str` of length <= " in problem and problem.endswith("change the dataset's config")
+    assert "characters, at most 262144" in problem and problem.endswith("change the dataset's config")
 
 
 def test_tasks_of_the_largest_dataset_travel() -> None:

@@ -17,7 +17,7 @@ from shared.tasks.derive import dataset_names, derive_item
 dataset_names()
 there = "matplotlib" in sys.modules
 tasks = [
-    [item.task.question, item.task.answer, item.task.metadata]
+    [item.task.text, item.task.answer, item.task.metadata]
     for dataset in ("game_of_life", "game_of_life_halting")
     for index in range(3)
     for item in [derive_item(TaskRef(dataset=dataset, config="{}", seed=5, index=index))]

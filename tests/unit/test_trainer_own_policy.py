@@ -159,7 +159,7 @@ def test_the_bound_follows_the_local_answers_and_never_goes_below_the_absolute_o
 def sampled(policy: Learner, index: int, origin: str, node: str, seed: int, temperature: float = 1.0) -> ScoredGroup:
     """Eight answers that `policy` really samples, with its logprobs; the first counts as right."""
     task = question(index)
-    prompt = render_prompt(policy.tokenizer, task.question, policy.rules.system_prompt)
+    prompt = render_prompt(policy.tokenizer, task.prompt, policy.rules.system_prompt)
     torch.manual_seed(seed)
     with torch.no_grad():
         ids = policy.model.generate(

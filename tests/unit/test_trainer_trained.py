@@ -54,9 +54,7 @@ def token_logprobs(trainer: Learner, scored: ScoredGroup, place: int) -> Tensor:
     """
     group = scored.group
     own = (
-        unpack_ids(group.prompt_ids or b"")
-        if scored.origin == "local"
-        else render_prompt(trainer.tokenizer, group.task.question, "")
+        unpack_ids(group.prompt_ids or b"") if scored.origin == "local" else render_prompt(trainer.tokenizer, group.task.prompt, "")
     )
     prompt, answer = list(own), unpack_ids(group.completions[place].token_ids or b"")
     logits = trainer.model(torch.tensor([[*prompt, *answer]])).logits[0].float()

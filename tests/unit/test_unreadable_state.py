@@ -35,7 +35,7 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, IntakeCursor
-from shared.contracts.messages import Task, TaskRef
+from shared.contracts.messages import TaskRef
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import MessageError
 from shared.rewards import Mark
@@ -43,6 +43,7 @@ from shared.run_records import read_jsonl
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks import derive_task
+from shared.tasks.prompt import text_task
 from shared.tasks.sandbox import JobResult
 from shared.transport.base import Deadline, Transport, bucket_stream
 from shared.transport.nats.jetstream_api import call
@@ -132,7 +133,7 @@ async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, 
         yield
 
     engine = cast("Any", SimpleNamespace(policy_version=0, loads_policies=True, generate=generate, turn=turn))
-    task = Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1")
+    task = text_task(TaskRef(dataset="gcd", seed=1, index=1), "q", "1")
     evaluator = an_evaluator(config, transport, engine, SimpleNamespace(task=task, prompt_ids=[1]))
     await evaluator.begin()
     assert turns == [1], "the base policy answers, as it does where nothing was evaluated yet"
@@ -156,7 +157,7 @@ async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(con
         return [JobResult([1.0], None, None, "", 0, 0.0, marks=[Mark.UNSAID])]
 
     engine = cast("Any", SimpleNamespace(policy_version=0, loads_policies=True, generate=generate, turn=turn))
-    task = SimpleNamespace(prompt_ids=[1], task=Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1"))
+    task = SimpleNamespace(prompt_ids=[1], task=text_task(TaskRef(dataset="gcd", seed=1, index=1), "q", "1"))
     evaluator = an_evaluator(config, transport, engine, task)
     await evaluator._report(await evaluator._answers(), cast("Any", SimpleNamespace(score=score)))
     (line,) = read_jsonl(config.node.run_dir / "eval.jsonl")
@@ -171,7 +172,7 @@ async def test_an_evaluation_without_any_known_reward_has_a_line_and_its_policys
         reward = None if results[-1] is Mark.RAISED else 1.0
         return [JobResult([reward], None, None, "raised ValueError", 0, 0.0, marks=[results[-1]])]
 
-    task = SimpleNamespace(prompt_ids=[1], task=Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1"))
+    task = SimpleNamespace(prompt_ids=[1], task=text_task(TaskRef(dataset="gcd", seed=1, index=1), "q", "1"))
     evaluator = an_evaluator(config, await node(), cast("Any", SimpleNamespace(policy_version=0)), task)
     answered = _Answers([Sample((1, 2), "an answer", "stop", None)], 0.1)
     for _ in marks:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shared.contracts.messages import Task, TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import Item
+from shared.tasks.prompt import text_task
 from shared.tasks.verify_exact import verifier
 
 
 def reward(reference: str, answer: str) -> float:
-    task = Task(ref=TaskRef(dataset="mine", config="{}", seed=1, index=0), question="?", answer=reference)
+    task = text_task(TaskRef(dataset="mine", config="{}", seed=1, index=0), "?", reference)
     return float(verifier(Item(task=task, entry={}, dataset=None))(answer))
 
 

@@ -6,14 +6,15 @@ import time
 
 import pytest
 
-from shared.contracts.messages import Task, TaskRef
+from shared.contracts.messages import TaskRef
 from shared.tasks.derive import Item, TaskError
+from shared.tasks.prompt import text_task
 from shared.tasks.verify_final_number import MAX_END_CHARS, verifier
 
 
 def reward(answer: str, reference: str = "8") -> float:
     ref = TaskRef(dataset="sums", config="{}", seed=1, index=0)
-    task = Task(ref=ref, question="What is 3 + 5?", answer=reference)
+    task = text_task(ref, "What is 3 + 5?", reference)
     return float(verifier(Item(task=task, entry={}, dataset=None))(answer))
 
 

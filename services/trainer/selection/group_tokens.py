@@ -17,8 +17,8 @@ from typing import Any
 
 from services.trainer.gradient.rows import TextLogprob
 from shared.contracts.codec import unpack_ids, unpack_logprobs
-from shared.contracts.messages import Completion, RolloutGroup
-from shared.contracts.wire import MessageError
+from shared.contracts.messages import Completion, Part, PromptMessage, RolloutGroup, user_prompt
+from shared.contracts.wire import MessageError, Role
 from shared.model.prompts import AnswerTokens, PromptError, encode_answer, render_prompt
 
 # A foreign group may cost `factor` times the usual group of its batch. All groups of one sender
@@ -68,6 +68,9 @@ def over_budget(costs: Sequence[Cost], usual_tokens: int, factor: float) -> dict
     return left_out
 
 
+_MOST_TEMPLATES = 256
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
     """Limits of the trainer's tokenizer and model. `max_length` counts prompt and completion tokens
@@ -87,17 +90,28 @@ class TokenRules:
     system_prompt: str = ""
     max_foreign_tokens: int | None = None
     answer_tokens: AnswerTokens = field(init=False, repr=False, compare=False)
-    template_controls: int = field(init=False, repr=False, compare=False)
+    _template_controls: dict[tuple[Role, ...], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Read the tokenizer once."""
         ends = self.end_token_ids or (() if self.end_token_id is None else (self.end_token_id,))
         answer_tokens = AnswerTokens(self.tokenizer, ends, self.vocabulary_size)
         object.__setattr__(self, "answer_tokens", answer_tokens)
-        object.__setattr__(self, "template_controls", answer_tokens.control_tokens(self.prompt_ids("a")))
+        object.__setattr__(self, "_template_controls", {})
+        self.template_controls(user_prompt("a"))
 
-    def prompt_ids(self, question: str) -> list[int]:
-        return render_prompt(self.tokenizer, question, self.system_prompt)
+    def prompt_ids(self, prompt: Sequence[PromptMessage]) -> list[int]:
+        return render_prompt(self.tokenizer, prompt, self.system_prompt)
+
+    def template_controls(self, prompt: Sequence[PromptMessage]) -> int:
+        """The number of control tokens with which the template writes messages of these roles."""
+        roles = tuple(message.role for message in prompt)
+        if roles not in self._template_controls:
+            if len(self._template_controls) >= _MOST_TEMPLATES:
+                self._template_controls.clear()
+            plain = [PromptMessage(role=role, parts=[Part(text="a")]) for role in roles]
+            self._template_controls[roles] = self.answer_tokens.control_tokens(self.prompt_ids(plain))
+        return self._template_controls[roles]
 
 
 class SkippedGroup(Exception):
@@ -146,7 +160,11 @@ def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
     would become control tokens, `changed_question` if the chat template cannot write its question.
     """
     prompt_ids = _prompt_ids(group, rules)
-    if rules.answer_tokens.control_tokens(prompt_ids) != rules.template_controls:
+    try:
+        of_the_template = rules.template_controls(group.task.prompt)
+    except PromptError:
+        raise SkippedGroup("changed_question") from None
+    if rules.answer_tokens.control_tokens(prompt_ids) != of_the_template:
         raise SkippedGroup("control_text")
     same_tokenizer = group.model.tokenizer_hash == rules.tokenizer_hash
     kept = [_compared(completion, rules) if same_tokenizer else None for completion in group.completions]
@@ -172,7 +190,7 @@ def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
 
 def _prompt_ids(group: RolloutGroup, rules: TokenRules) -> list[int]:
     try:
-        return rules.prompt_ids(group.task.question)
+        return rules.prompt_ids(group.task.prompt)
     except PromptError:
         raise SkippedGroup("changed_question") from None
 

@@ -346,7 +346,7 @@ def right_answers(task: Task) -> list[str]:
     if task.answer is not None and "Integral(" not in task.answer:
         return [task.answer]
     if task.ref.dataset == "rush_hour":
-        return _traffic(task.question)
+        return _traffic(task.text)
     search = _SEARCHES.get(task.ref.dataset)
     return search(json.loads(task.metadata)) if search else []
 

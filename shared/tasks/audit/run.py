@@ -73,7 +73,7 @@ async def _audit_dataset(pool: ScorerPool, dataset: str, refs: Sequence[TaskRef]
         finding.unanswered += right is None
         named = constant_names(right or "")
         is_thorough = thorough is None or finding.tasks <= thorough
-        made = candidates(task.question, right or "") if is_thorough else []
+        made = candidates(task.text, right or "") if is_thorough else []
         lists.append((named, made))
         jobs.append(ScoringJob(ref=task.ref, texts=[_tagged(c.text) for c in (*named, *made)]))
     for task, result, (named, made) in zip(tasks, await pool.run(jobs), lists, strict=True):

@@ -37,6 +37,7 @@ from shared.rewards import Mark
 from shared.runtime.process_limits import MappedMemory, end_with_parent, limit_further
 from shared.tasks.derive import TaskError, derive_item, forget_derived
 from shared.tasks.file_rows import register_inherited_rows
+from shared.tasks.prompt import content
 from shared.tasks.sandbox.confinement import confine, forbid_system_calls
 from shared.tasks.sandbox.protocol import (
     DERIVING,
@@ -354,11 +355,11 @@ def _judge_and_report(job: list[Any], word: memoryview[int]) -> list[Any]:
     try:
         item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
         task = item.task
-        if expected is not None and (task.question, task.answer, task.metadata) != tuple(expected):
-            differs = f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to"
+        if expected is not None and content(task) != expected:
+            differs = f"{dataset}: prompt, key, answer or metadata differ from what {seed}/{index} derives to"
             return ["task_mismatch", differs, [], [], None]
         rewards, marks = score_texts(item, verifier, texts, _Steps(word), 1) if texts else ([], [])
-        return [None, "", rewards, marks, [task.question, task.answer, task.metadata] if want_task else None]
+        return [None, "", rewards, marks, content(task) if want_task else None]
     except TaskError as error:
         return [error.reason, str(error)[:500], [], [], None]
     except (MemoryError, RecursionError) as error:

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from shared.contracts.messages import Task, TaskRef
 from shared.rewards import Mark
-from shared.tasks.sandbox.protocol import BrokenReply, Failed, ForeignResult, Rewarded, TaskTexts, checked, printable
+from shared.tasks.prompt import Content, content, task_of
+from shared.tasks.sandbox.protocol import BrokenReply, Failed, ForeignResult, Rewarded, checked, printable
 
 _FIRST_CAUSE = int(Mark.RAISED)
 
@@ -117,7 +118,7 @@ class Entry:
         """The job as it is sent to a worker, without the answers that hung."""
         job, ref, expected = self.job, self.job.ref, self.job.expected
         texts = [None if place in self.hung else text for place, text in enumerate(job.texts)] if self.hung else list(job.texts)
-        task = None if expected is None else [expected.question, expected.answer, expected.metadata]
+        task = None if expected is None else content(expected)
         return [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
 
     def take(self, result: list[Any]) -> None:
@@ -177,8 +178,11 @@ class Entry:
         if any((reward is None) != bool(mark.cause) for reward, mark in zip(rewards, marks, strict=True)):
             raise BrokenReply("an unknown reward without a cause")
 
-    def _task(self, texts: TaskTexts | None) -> Task | None:
-        return None if texts is None else Task(ref=self.job.ref, question=texts[0], answer=texts[1], metadata=texts[2])
+    def _task(self, derived: Content | None) -> Task | None:
+        try:
+            return None if derived is None else task_of(self.job.ref, derived)
+        except ValueError as error:
+            raise BrokenReply(printable(str(error))) from None
 
     def _settle(self, result: JobResult) -> None:
         if not self.finished:

@@ -2,12 +2,12 @@
 
 A frame is a little-endian uint32 length and that many bytes of MessagePack. The parent sends
 batches: lists of jobs `[dataset, config, seed, index, expected task or None, verifier, texts, want
-task]`, where a text is None if it must not be tried again, and a task is `[question, answer,
-metadata]`. It may send the next batch while the worker is still busy with one. The worker answers
-in the order of the jobs, with frames that contain the results of several: `[rewards, marks, task or
-None, what the scorer raised]` or `[reason, detail]` for each. Before each step it writes its
-position into shared memory (`Progress`), so that the parent knows which answer to blame when it has
-to kill the worker.
+task]`, where a text is None if it must not be tried again, and a task is its
+`shared.tasks.prompt.content`. It may send the next batch while the worker is still busy with one.
+The worker answers in the order of the jobs, with frames that contain the results of several:
+`[rewards, marks, task or None, what the scorer raised]` or `[reason, detail]` for each. Before each
+step it writes its position into shared memory (`Progress`), so that the parent knows which answer
+to blame when it has to kill the worker.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.contracts.messages import MAX_COMPLETIONS
 from shared.contracts.wire import Reward
 from shared.rewards import Mark
+from shared.tasks.prompt import Content
 
 MAX_FRAME_BYTES = 512 * 2**20
 READY = "ready"
@@ -88,7 +88,7 @@ MAX_DETAIL_CHARS = 700
 MAX_VERDICT_BYTES = 64 * 2**10
 """A scored group's reply contains a reason, its detail, and rewards and marks of ten bytes each."""
 MAX_TASK_BYTES = 8 * 2**20
-"""Room for a derived task as well: its three texts have the limits of
+"""Room for a derived task as well: its texts have the limits of
 `shared.contracts.messages.Task`, with four bytes per character.
 """
 
@@ -97,17 +97,14 @@ Reason = Annotated[str, Meta(pattern="^task_[a-z]{1,32}$")]
 parents.
 """
 Detail = Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)]
-Question = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
-Metadata = Annotated[str, Meta(max_length=1_048_576)]
-TaskTexts = tuple[Question, Question | None, Metadata]
 
 Rewards = list[Reward | None]
 Marks = list[Mark]
-Verdict = tuple[Reason | None, Detail, Rewards, Marks, TaskTexts | None]
+Verdict = tuple[Reason | None, Detail, Rewards, Marks, Content | None]
 """Reply of a process that scored one foreign group: reason, detail, rewards, marks, task."""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_ANSWERS)]
-ForeignResult = tuple[str | None, str, Rewards, Marks, TaskTexts | None, Annotated[float, Meta(ge=0.0)], Count, Count]
+ForeignResult = tuple[str | None, str, Rewards, Marks, Content | None, Annotated[float, Meta(ge=0.0)], Count, Count]
 """Result of a forker; see the docstring of `forker`."""
 
 
@@ -118,7 +115,7 @@ class Rewarded(Struct, array_like=True, forbid_unknown_fields=True):
 
     rewards: Rewards
     marks: Marks
-    task: TaskTexts | None
+    task: Content | None
     raised: Detail
 
 

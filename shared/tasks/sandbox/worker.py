@@ -23,6 +23,7 @@ from shared.importing import without_collection
 from shared.runtime.process_limits import CpuAllowance
 from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_sources
 from shared.tasks.file_rows import register_inherited_rows
+from shared.tasks.prompt import content
 from shared.tasks.sandbox.confinement import confine, forbid_system_calls
 from shared.tasks.sandbox.protocol import (
     MAX_DETAIL_CHARS,
@@ -107,11 +108,11 @@ def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
     try:
         item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
         task = item.task
-        if expected is not None and (task.question, task.answer, task.metadata) != tuple(expected):
-            return ["task_mismatch", f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to"]
+        if expected is not None and content(task) != expected:
+            return ["task_mismatch", f"{dataset}: prompt, key, answer or metadata differ from what {seed}/{index} derives to"]
         problems: list[str] = []
         rewards, marks = score_texts(item, verifier, texts, word, base + 1, problems) if texts else ([], [])
-        told = [task.question, task.answer, task.metadata] if want_task else None
+        told = content(task) if want_task else None
         return [rewards, marks, told, "".join(problems)[:MAX_DETAIL_CHARS]]
     except TaskError as error:
         return [error.reason, str(error)[:500]]
