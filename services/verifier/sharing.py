@@ -23,7 +23,7 @@ from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import EvalReport, NameInSwarm, NodeRecord, PolicyPointer
 from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, SignedRollouts, rollout_id_of, signed_bytes
-from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
+from shared.contracts.wire import DEFAULT_SWARM_ID, ENCODINGS, SWARM_SCHEMA_VERSION, MessageError
 from shared.identity.keys import SigningKey
 from shared.identity.statements import SignatureStatus, hear, sign_statement
 from shared.lease.holder import Newcomer
@@ -205,6 +205,7 @@ class Reports:
         self._own = own
         self._log = log
         self._forwarded_revision = 0
+        self._takes_groups = config.sampler.external > 0
         self._name = SwarmName(self._id, key.public_key, config.nats.swarm_id, node, log)
 
     async def run_evals(self) -> None:
@@ -258,6 +259,10 @@ class Reports:
             policy_version=version,
             software=f"swarm {VERSION}",
             updated_at=time.time(),
+            swarm_schema=SWARM_SCHEMA_VERSION,
+            encodings=[each for each in ENCODINGS if each != "none"],
+            wants_ids=self._takes_groups,
+            wants_logprobs=self._takes_groups,
         )
         await swarm.kv.put(subjects.SWARM_NODES_BUCKET, self._id, self._signed(record))
         await self._name.wrote(record.updated_at)

@@ -261,6 +261,15 @@ class NodeRecord(Message, frozen=True, kw_only=True):
     policy_version: Count
     software: PlainText
     updated_at: UnixTime
+    swarm_schema: Count = 2
+    """Version of the groups that it shares and reads (`SWARM_SCHEMA_VERSION`). Version 2 did not
+    say so.
+    """
+    encodings: Annotated[list[PlainText], Meta(max_length=16)] = []
+    """Encodings of groups that it reads (`SignedRollouts.encoding`), besides `none`."""
+    wants_ids: bool = True
+    wants_logprobs: bool = True
+    """Whether it uses the token ids and behaviour logprobs of others' groups."""
 
 
 class ServiceStatus(Message, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,13 +30,14 @@ from rich.table import Table
 
 from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.contracts.wire import SWARM_SCHEMA_VERSION
 from shared.identity.statements import SignatureStatus
 from shared.roles import OBSERVER, ROLES
 from shared.text import visible, visible_json
 from shared.transport.base import AccessDenied, NotConnected, Transport
 from shared.transport.connect import connect
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
-from swarm_cli.console import cell, note, terminal
+from swarm_cli.console import cell, count, note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation import TOKEN_VARIABLE, Invitation, TokenError, checked_urls, given_invitation, given_text
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
@@ -131,6 +133,7 @@ def as_object(snapshot: SwarmState) -> dict[str, Any]:
         "left_out": snapshot.left_out,
         "of_earlier_runs": list(snapshot.earlier),
         "unreadable_entries": snapshot.unreadable,
+        "message_versions": _by_version(snapshot),
         "swarm_streams": [_fill_object(fill) for fill in snapshot.swarm_streams],
     }
 
@@ -251,10 +254,28 @@ def omissions(snapshot: SwarmState) -> list[str]:
         for standing in (SignatureStatus.UNSIGNED, SignatureStatus.REFUSED)
         if (names := [node.node for node in snapshot.nodes if node.entry is not None and node.entry.standing is standing])
     ]
+    if words := _other_versions(snapshot):
+        lines.append(words)
     keys = sum(len(node.unreadable) for node in snapshot.nodes)
     if keys:
         lines.append(f"{keys:,} unreadable keys in the nodes' buckets: `swarm status --json` names them")
     return lines
+
+
+def _by_version(snapshot: SwarmState) -> dict[str, int]:
+    """How many nodes share groups of each schema version, by their directory entries."""
+    entries = [node.entry for node in snapshot.nodes if node.entry is not None]
+    spoken = Counter(each.said.swarm_schema for each in entries if each.standing is not SignatureStatus.REFUSED)
+    return {str(version): spoken[version] for version in sorted(spoken)}
+
+
+def _other_versions(snapshot: SwarmState) -> str:
+    """Which versions the nodes share groups in; empty if that is this software's alone."""
+    spoken = _by_version(snapshot)
+    if spoken.keys() <= {str(SWARM_SCHEMA_VERSION)}:
+        return ""
+    told = ", ".join(f"{count(number, 'node')} of version {version}" for version, number in spoken.items())
+    return f"groups are shared by {told}: nodes of two versions do not read each other, so update the older"
 
 
 def _names(names: list[str]) -> str:
@@ -390,6 +411,7 @@ def hub_object(seen: SwarmState, url: str) -> dict[str, Any]:
         "groups_in_window": seen.groups,
         "left_out": seen.left_out,
         "unreadable_entries": seen.unreadable,
+        "message_versions": _by_version(seen),
         "other_swarms_entries": seen.other_swarms,
     }
 
@@ -428,4 +450,6 @@ def hub_caption(seen: SwarmState) -> str:
         parts.append(f"{seen.other_swarms:,} entries are signed for other swarms: a token chooses the swarm")
     if seen.unreadable:
         parts.append(f"{seen.unreadable:,} unreadable entries in the directory")
+    if words := _other_versions(seen):
+        parts.append(words)
     return "; ".join(parts)

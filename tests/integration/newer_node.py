@@ -26,7 +26,8 @@ def newer(kind: type[msgspec.Struct], **changed: type) -> type[msgspec.Struct]:
 
 def all_newer() -> None:
     """Replace the messages of this process, before anything else imports them."""
-    task = newer(messages.Task, ref=newer(messages.TaskRef))
+    message = newer(messages.PromptMessage, parts=list[newer(messages.Part)])  # type: ignore[misc]
+    task = newer(messages.Task, ref=newer(messages.TaskRef), prompt=list[message])  # type: ignore[valid-type]
     completions = list[newer(messages.Completion)]  # type: ignore[misc]
     model = newer(messages.ModelIdentity)
     newer(messages.RolloutGroup, task=task, completions=completions, model=model, sampling=newer(messages.Sampling))
