@@ -112,7 +112,8 @@ class SamplerService:
             newest = await self._batches.newest()
         except MessageError as error:
             raise FatalError(
-                f"the newest batch in {self._batches.stream} cannot be read: {error}: run the software version that wrote it"
+                f"the newest batch in {self._batches.stream} cannot be read: {error}: run the software version that wrote it, or "
+                "choose another node.id and node.run to start from the base policy"
             ) from None
         if self._moves:
             await self._news.read_evaluation()

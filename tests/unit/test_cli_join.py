@@ -24,7 +24,7 @@ from shared.config import NodeConfig, TaskSpec, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.wire import ModelIdentity, is_node_name
+from shared.contracts.wire import SWARM_SCHEMA_VERSION, ModelIdentity, is_node_name
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, SignatureStatus, sign_statement
 from swarm_cli.errors import CommandError
@@ -37,7 +37,7 @@ from swarm_cli.join.hub import HubLook, holder
 from swarm_cli.join.newcomer import JoinFolder, base_config, chosen_name, default_name, node_settings, task_entries
 from swarm_cli.observe.node_lines import elsewhere_table
 from swarm_cli.observe.snapshot import hub_state
-from swarm_cli.observe.status import hub_object
+from swarm_cli.observe.status import hub_caption, hub_object, omissions
 from swarm_cli.task_probe import problems_within
 from swarm_cli.toml_view import config_toml
 from tests.unit.test_invitation import KEY, SEED, invitation
@@ -387,6 +387,17 @@ def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
     ]
     assert (seen.left_out, seen.groups) == (1, 4)
     assert hub_object(seen, "nats://hub")["nodes"][0]["seen_s"] == 30.0
+
+
+def test_status_says_how_many_nodes_speak_which_version_of_the_messages() -> None:
+    """An entry of a node that does not say speaks version 2."""
+    before = [Heard(record(node, KEY), SignatureStatus.SIGNED, KEY) for node in ("old", "older")]
+    now = Heard(record("new", OTHER, swarm_schema=SWARM_SCHEMA_VERSION), SignatureStatus.SIGNED, OTHER)
+    seen = hub_state(130.0, [*before, now], [], {})
+    assert hub_object(seen, "nats://hub")["message_versions"] == {"2": 2, "3": 1}
+    assert "2 nodes of version 2, 1 node of version 3" in hub_caption(seen) and omissions(seen)[-1] in hub_caption(seen)
+    same = hub_state(130.0, [now], [], {})
+    assert "version" not in hub_caption(same) and omissions(same) == []
 
 
 def test_a_hub_that_never_answered_is_replaced_by_the_next_tokens_and_one_that_answered_is_not(
