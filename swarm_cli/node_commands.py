@@ -23,7 +23,7 @@ from shared.identity.keys import is_public_key
 from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
-from shared.transport.base import Conflict, StreamState, Transport
+from shared.transport.base import Conflict, StreamState, TooLarge, Transport
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, show_table
 from swarm_cli.errors import CommandError
@@ -33,6 +33,7 @@ from swarm_cli.target import check_listening, default_target
 
 TIMEOUT_S = 5.0
 TRIES = 10
+MAX_REPORTS = 64
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 ByOption = Annotated[str, typer.Option("--by", help="The node that bans.  [default: node.id]")]
@@ -110,7 +111,8 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
     for each in bans.in_force(now_s).bans:
         term = "permanently" if each.until is None else f"for {each.until - now_s:.0f} s more"
         lines.append(f"banned {each.sender} {term}{': ' if each.reason else ''}{each.reason}")
-    for entry in await plane.kv.all(bucket, SENDERS_PREFIX):
+    reports, others = await plane.kv.newest(bucket, MAX_REPORTS, SENDERS_PREFIX)
+    for entry in reports:
         try:
             report = decode(entry.value, SendersReport)
         except MessageError:
@@ -122,6 +124,8 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
                 f"suspicion {sender.suspicion:.2f} {sender.name} {sender.public_key}: {refused}; accepted {sender.accepted}{term} "
                 f"({max(0.0, now_s - report.updated_at):.0f} s ago)"
             )
+    if others:
+        lines.append(f"the reports of more verifiers than {len(reports)} are not shown, the newest first")
     # One line each, even if a reason contains a newline.
     return [visible(line) for line in lines] or ["nobody is banned, and no sender is suspected"]
 
@@ -133,6 +137,11 @@ async def _change(plane: Transport, bucket: str, change: Callable[[BanList], Ban
             await plane.kv.update(bucket, BANS_KEY, encode(change(bans)), last_revision=revision)
         except Conflict:
             continue
+        except TooLarge:
+            raise CommandError(
+                "the list of bans would be larger than the bucket takes (1 MiB): give shorter reasons, or use a roster of admitted "
+                "nodes instead (verifier.trust, `swarm roster`)"
+            ) from None
         return
     raise CommandError("other processes kept changing the bans: try again")
 

@@ -19,6 +19,7 @@ from shared.config.sampler_section import SamplerSection
 from shared.config.section import AnyDtype, Section
 from shared.config.trainer_section import LoraSection, TrainerSection
 from shared.config.verifier_section import VerifierSection
+from shared.contracts.subjects import is_replica
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin, may_only_be_folder
 from shared.registry import DEFAULT_VERIFIER, POLICY_STORES, TASK_SOURCES, TRACKERS, VERIFIERS, policy_store_name
@@ -171,7 +172,7 @@ class NodeSection(Section):
     replica: str = Field(
         "0",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$",
-        description="This process's name among the replicas of its role; on Kubernetes, the pod's name.",
+        description="This process's name among the replicas of its role, or its number up to 9,999; on Kubernetes, the pod's name.",
     )
     lease_s: float = Field(
         30.0,
@@ -186,6 +187,13 @@ class NodeSection(Section):
         description="Folder for everything that services write. Commands that read no configuration (`swarm down`, `restart`, "
         "`add`, `plot`, `model export`) take it from --var-dir.",
     )
+
+    @field_validator("replica")
+    @classmethod
+    def _replica(cls, value: str) -> str:
+        if not is_replica(value):
+            raise ValueError("a number counts processes, up to 9999; a longer one needs a letter")
+        return value
 
     @property
     def run_dir(self) -> Path:

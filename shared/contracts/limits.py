@@ -61,6 +61,16 @@ class NodeLimits:
     name_max_bytes: int = 4 * 1024
     state_history: int = 8
     """Values kept per key of the node's bucket, for inspection."""
+    state_value_max_bytes: int = MIB
+    """Largest value in the node's bucket: a policy's pointer with the most deltas takes 577 kB,
+    a ledger with 4,096 leases 483 kB, the reputation of 1,000 keys 340 kB, an evaluation of 1,024
+    datasets 147 kB and a status with the most figures 4 kB.
+    """
+    state_max_bytes: int = 128 * MIB
+    state_max_values: int = 65_536
+    """Of the bucket: room for 2,000 processes with all values kept. Processes that ended are among
+    them, as a pod's name does not come again.
+    """
 
     def batch_bytes(self, prefetch: int) -> int:
         """Largest batch, in bytes, of a sampler that builds `prefetch` batches ahead. Those ahead

@@ -219,7 +219,21 @@ async def ensure_node_streams(transport: Transport, node: str, *, replicas: int 
         await transport.consumer_state(rollouts, subjects.VERIFIER_CONSUMER)
     except TransportError:
         await transport.ensure_consumer(rollouts, verifier_consumer())
-    await transport.kv.ensure(subjects.node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas, lowering=lowering)
+    await ensure_node_bucket(transport, node, replicas, lowering)
+
+
+async def ensure_node_bucket(transport: Transport, node: str, replicas: int, lowering: Lowering) -> None:
+    """Create or update the node's bucket."""
+    limits = NODE_LIMITS
+    await transport.kv.ensure(
+        subjects.node_bucket(node),
+        history=limits.state_history,
+        max_value_bytes=limits.state_value_max_bytes,
+        max_bytes=limits.state_max_bytes,
+        max_values=limits.state_max_values,
+        replicas=replicas,
+        lowering=lowering,
+    )
 
 
 async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:

@@ -129,12 +129,26 @@ REWARD_VALUES_KEY = "reward_values"
 EVAL_KEY = "eval"
 EVAL_TURN_KEY = "eval_turn"
 SWARM_NAME_KEY = "swarm_name"
+STATUS_PREFIX = "status."
 LEASE_PREFIX = "lease."
+
+
+SOLE_REPLICA = "0"
+"""Replica in the status of a role that has one process, so that its key may write one key only."""
+MAX_REPLICA_NUMBER = 9_999
+
+
+def is_replica(text: str) -> bool:
+    """Check whether a process may be named so among its role's: a pod's name, or a number that
+    counts processes.
+    """
+    named = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", text) is not None
+    return named and not (text.isdigit() and int(text) > MAX_REPLICA_NUMBER)
 
 
 def status_key(role: str, replica: str) -> str:
     """Key of one process's status."""
-    return f"status.{role}.{replica}"
+    return f"{STATUS_PREFIX}{role}.{replica}"
 
 
 def lease_key(role: str, replica: str = "") -> str:

@@ -74,7 +74,7 @@ def node_role(node: str, role: str) -> Permissions:
     needs, bucket = _NEEDS[role](node), subjects.node_bucket(node)
     publish = (
         *needs.publish,
-        *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"), _lease(role))),
+        *(_key(bucket, key) for key in (*needs.keys, _status(role), _lease(role))),
         subjects.node_name(node),
         *_reading((*needs.reads, bucket_stream(bucket), subjects.node_name_stream(node))),
         *_looking(node, needs.reads),
@@ -166,6 +166,10 @@ _NEEDS: dict[str, Callable[[str], _Needs]] = {
     "sampler": _sampler,
     "trainer": _trainer,
 }
+
+
+def _status(role: str) -> str:
+    return subjects.status_key(role, "*" if role in SEVERAL else subjects.SOLE_REPLICA)
 
 
 def _lease(role: str) -> str:

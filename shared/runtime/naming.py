@@ -31,6 +31,11 @@ _FOLDER_PATIENCE_S = 10.0
 """How long a process in orderly shutdown may take to release the folder for its successor."""
 
 
+def status_replica(role: str, replica: str) -> str:
+    """The replica that the process's status names."""
+    return replica if role in SEVERAL else subjects.SOLE_REPLICA
+
+
 def lease_name(role: str, replica: str) -> str:
     """`trainer`, or `generator.<replica>`: a name that only one process may have."""
     return subjects.lease_key(role, replica if role in SEVERAL else "").removeprefix(subjects.LEASE_PREFIX)
@@ -38,7 +43,7 @@ def lease_name(role: str, replica: str) -> str:
 
 def sole_keys(role: str, replica: str) -> tuple[str, ...]:
     """Keys of the node's bucket that only the holder of the lease writes."""
-    status = subjects.status_key(role, replica)
+    status = subjects.status_key(role, status_replica(role, replica))
     if role == "trainer":
         return subjects.POLICY_KEY, subjects.TRAINER_KEY, FINDINGS_KEY, status
     if role == "sampler":

@@ -38,7 +38,7 @@ from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED, FILE_VARIABLE, Fatal
 from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
-from shared.runtime.naming import leased, lock_folder, take_lease
+from shared.runtime.naming import leased, lock_folder, status_replica, take_lease
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.spans import open_spans
 from shared.runtime.status import ClockSkew, StatusBoard
@@ -191,8 +191,9 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
         async with leased(plane, lease, config, role, log) as node:
             if role == "verifier" and config.nats.swarm_url is not None:
                 swarm = await _connect_swarm_plane(config, log)
-            status = StatusBoard(config.node.id, role, config.node.replica)
-            context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
+            replica = status_replica(role, config.node.replica)
+            status = StatusBoard(config.node.id, role, replica)
+            context = ServiceContext(config, role, replica, node, swarm, log, registry, status, stopping, planes=planes)
             log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
             await _work(await asyncio.to_thread(build, config), context, lease, known, clock)
             context.status.state(STOPPED)
@@ -220,7 +221,7 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, known: 
     another process has taken over the name, StreamsReplaced if the node's streams are others now,
     and what the service raises.
     """
-    reporting = asyncio.create_task(context.status.report(context.node, clock))
+    reporting = asyncio.create_task(context.status.report(context.node, context.log, clock))
     storage = asyncio.create_task(
         watch_storage(context.config.node.id, context.role, context.replica, context.node, context.status, context.log)
     )

@@ -271,12 +271,19 @@ class KeyValue(Protocol):
         history: int = 1,
         ttl_s: float = 0.0,
         max_value_bytes: int = 0,
+        max_bytes: int = 0,
+        max_values: int = 0,
         duplicate_window_s: float = 120.0,
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
         """Create the bucket, or update it if its settings differ. `lowering` and
-        `duplicate_window_s`: as for a stream. `max_value_bytes`: largest value, 0: any.
+        `duplicate_window_s`: as for a stream. `max_value_bytes`: largest value; `max_bytes`,
+        `max_values`: of the bucket, older values of its keys included; 0: any. A full bucket
+        refuses new keys (StreamFull), but a key with its whole history goes on.
+
+        A limit that an existing bucket did not have yet is set whatever `lowering` says, because
+        a bucket deletes nothing for it.
         """
         ...
 
@@ -298,15 +305,13 @@ class KeyValue(Protocol):
         """
         ...
 
-    async def all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
-        """Newest value of every key that starts with `prefix`."""
-        ...
+    async def newest(self, bucket: str, limit: int, prefix: str = "") -> tuple[Sequence[KvEntry], int]:
+        """Of the keys that start with `prefix`, those written last, newest first, at most `limit`
+        of them, and the number of others, 0 only if there are none.
 
-    async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
-        """The keys written last, newest first, at most `limit` of them, and the number of other
-        keys.
-
-        For a bucket in which strangers write: the cost does not grow with the bucket.
+        The cost does not grow with the bucket, so anybody may write in it. The number is
+        exact for up to 1,024 keys of at most 16 MiB, and otherwise an estimate that counts older
+        values too.
         """
         ...
 

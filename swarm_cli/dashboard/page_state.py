@@ -108,7 +108,11 @@ def swarm_object(
     """
     # A look at an empty server lists the configuration's node, although it has never been seen.
     deaths = dying(swarm.here, run)
-    nodes = [_node(node, names, deaths, run) for node in swarm.nodes if node.statuses or node.entry is not None or node.lost]
+    nodes = [
+        _node(node, names, deaths, run)
+        for node in swarm.nodes
+        if node.statuses or node.unknown or node.entry is not None or node.lost
+    ]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(swarm.known)
     rows = leaderboard(swarm.nodes, known)
@@ -144,14 +148,17 @@ def recent_object(group: RecentGroup, names: FileNames = UNNAMED) -> dict[str, A
 
 def overall(kinds: Sequence[str]) -> str:
     """The swarm's state, from those of its nodes on this server: `empty`, `starting`, `running`,
-    `finished`, `stopped`, `emptied` or `failed`.
+    `finished`, `stopped`, `emptied`, `unread` or `failed`.
     """
     here = [kind for kind in kinds if kind != "elsewhere"]
     if not here:
         return "running" if kinds else "empty"
-    for kind, state in (("lost", "emptied"), ("silent", "failed"), ("running", "running"), ("starting", "starting")):
+    for kind, state in (("lost", "emptied"), ("silent", "failed")):
         if kind in here:
             return state
+    for kind in ("running", "starting", "unread"):
+        if kind in here:
+            return kind
     return "finished" if all(kind == "finished" for kind in here) else "stopped"
 
 
@@ -162,7 +169,11 @@ def _node(node: NodeState, names: FileNames, deaths: Mapping[str, Deceased], run
     entry, kind = node.entry, node.kind
     own = {role: deaths[f"{node.node}-{role}"] for role in ROLES if f"{node.node}-{role}" in deaths and kind in DYING_SHOWN}
     words = (
-        ", ".join(node.absent) if kind in ("silent", "stopped") else node.words if kind in ("running", "starting", "lost") else ""
+        ", ".join(node.absent)
+        if kind in ("silent", "stopped")
+        else node.words
+        if kind in ("running", "starting", "lost", "unread")
+        else ""
     )
     away = node.gone if kind == "silent" else node.late if kind == "running" else []
     if given_up := [role for role, each in own.items() if each.given_up]:
@@ -175,7 +186,7 @@ def _node(node: NodeState, names: FileNames, deaths: Mapping[str, Deceased], run
         "kind": kind,
         "words": visible(words, 300 if own else 120),
         "trouble": trouble if kind == "running" else "",
-        "notes": [visible(words, 200) for words in node.notes],
+        "notes": [visible(words, 300) for words in node.notes],
         "away": [_away(node.node, role, own.get(role), run) for role in away],
         "step": node.step,
         "version": node.version or (entry.said.policy_version if entry else 0),

@@ -13,9 +13,15 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig
-from shared.contracts.limits import NODE_LIMITS
-from shared.contracts.streams import ensure_directory, ensure_node_streams, node_streams, swarm_streams, verifier_consumer
-from shared.contracts.subjects import node_bucket, node_rollouts_stream
+from shared.contracts.streams import (
+    ensure_directory,
+    ensure_node_bucket,
+    ensure_node_streams,
+    node_streams,
+    swarm_streams,
+    verifier_consumer,
+)
+from shared.contracts.subjects import node_rollouts_stream
 from shared.policy_store.jetstream import policies_stream, prepare_policies_stream
 from shared.roles import OPERATOR, WATCH
 from shared.runtime.exits import EXIT_CONFIG
@@ -350,7 +356,7 @@ async def lowered_node_streams(transport: Transport, node: str, more: Sequence[S
     """The limits that `ensure_node_streams` would lower, of the node's streams and bucket and of
     the streams `more`: one sentence each. Changes nothing.
     """
-    bucket = transport.kv.ensure(node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas, lowering=Lowering.LOOK)
+    bucket = ensure_node_bucket(transport, node, replicas, Lowering.LOOK)
     return await _look(transport, [*node_streams(node, replicas=replicas), *more], bucket)
 
 

@@ -24,7 +24,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 16
 STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "rest": "dim"}
 MARKS = {
-    "running": "●", "starting": "◔", "finished": "✓", "stopped": "■", "silent": "!", "lost": "!", "elsewhere": "○",
+    "running": "●", "starting": "◔", "finished": "✓", "stopped": "■", "silent": "!", "lost": "!", "unread": "?", "elsewhere": "○",
 }  # fmt: skip
 PHASES = {"wait": "wait", "intake": "intake", "forward_backward": "compute", "optimizer": "optimizer", "publish": "publish"}
 """Phases of a trainer step, as in its status (`<phase>_share`), and the words for them."""
@@ -42,11 +42,12 @@ NAME_CHARACTERS = 32
 
 
 def node_lines(node: NodeState, *, fresh: bool = True) -> list[Text]:
-    """The three lines; one for a node whose streams are gone. fresh: what is shown is of now; else
-    it was seen last, and no rate holds.
+    """The three lines; one for a node whose streams are gone or unread. fresh: what is shown is of
+    now; else it was seen last, and no rate holds.
     """
-    if node.lost:
-        return [Text.assemble((visible(node.node, NAME_CHARACTERS), "bold"), (f"  {MARKS['lost']} {node.words}", STYLES["bad"]))]
+    if node.lost or node.unread:
+        words = f"  {MARKS[node.kind]} {visible(node.words)}"
+        return [Text.assemble((visible(node.node, NAME_CHARACTERS), "bold"), (words, STYLES[node.health]))]
     return [_head(node, fresh), Text("  ").append(_groups(node)), Text("  ").append(_doings(node, fresh))]
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
@@ -23,11 +23,12 @@ from shared.contracts.status_figures import (
     is_alive,
     late_after_s,
 )
+from shared.contracts.subjects import node_bucket
 from shared.identity.statements import Heard, SignatureStatus
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.text import visible
-from shared.transport.base import ConsumerState, StreamState
+from shared.transport.base import ConsumerState, StreamState, bucket_stream
 from swarm_cli.observe.run_files import ALIKE_KINDS, NO_PASS_SHOWN, Comparison, Evaluation, alike_words, compared
 
 LOADING_S = 600.0
@@ -54,7 +55,7 @@ _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "g
 _BEFORE_FIRST_GROUPS = {STARTING: "the generator loads the model", EVALUATING_BASE: EVALUATING_BASE}
 """What a generator does, by its state, while the trainer waits for the first groups."""
 
-Kind = Literal["running", "starting", "finished", "stopped", "silent", "lost", "elsewhere"]
+Kind = Literal["running", "starting", "finished", "stopped", "silent", "lost", "unread", "elsewhere"]
 Health = Literal["good", "warn", "bad", "rest"]
 
 
@@ -147,6 +148,12 @@ class NodeState:
     time at which the server last stored it (Unix time).
     """
     at: float = 0.0
+    unread: str = ""
+    """Why the node's bucket could not be read. The node may be well."""
+    surplus: Mapping[str, int] = field(default_factory=dict)
+    """How many keys of its processes were not read, as there are too many, by stem such as
+    `status.generator`.
+    """
     streams: tuple[StreamFill, ...] = ()
     lost: tuple[str, ...] = ()
     """Streams that the node used, by its run's folder on this machine, and the server no longer
@@ -299,15 +306,21 @@ class NodeState:
         return [status for status in self.roles(role) if is_alive(status, self.at)]
 
     @property
+    def unknown(self) -> list[Role]:
+        """The roles of which nothing is known, because their statuses could not be read."""
+        return [role for role in ROLES if self.unread or (f"status.{role}" in self.surplus and not self.alive(role))]
+
+    @property
     def missing(self) -> list[Role]:
-        """The roles of which no process is alive."""
-        return [role for role in ROLES if not self.alive(role)]
+        """The roles of which no process is alive, as far as is known."""
+        unknown = self.unknown
+        return [role for role in ROLES if role not in unknown and not self.alive(role)]
 
     def starting(self, role: str) -> bool:
         """Check whether the role is still on its way: it has not reported since the node was
         started, and that is not long ago. One that has reported since and is silent now is gone.
         """
-        if not self.roles(role) and self.step > 0:
+        if role in self.unknown or (not self.roles(role) and self.step > 0):
             return False  # steps were taken, so it has been there, or is not coming
         lives = [status.started_at for each in ROLES for status in self.alive(each)]
         began = self.begun or min(lives, default=0.0)
@@ -357,7 +370,7 @@ class NodeState:
         have not reported since the start, `starting again: trainer` for one that ended in order a
         moment ago, `no word from verifier for 2m` for the others. Empty if the node ended in order.
         """
-        if self.elsewhere:
+        if self.elsewhere or self.unread:
             return []
         away, missing = self.gone, self.missing
         begins = [role for role in missing if self.starting(role)]
@@ -368,7 +381,8 @@ class NodeState:
         again = [role for role in missing if role not in begins and self._just_ended(role)]
         heard_at = [self.roles(role)[0].updated_at for role in away if self.roles(role)]
         silent = f" for {duration(self.at - max(heard_at))}" if heard_at else ""
-        told = (("no word from ", away, silent), ("starting again: ", again, ""), ("starting: waiting for ", begins, ""))
+        unknown = ("not known, too many status entries: ", self.unknown, "")
+        told = (("no word from ", away, silent), ("starting again: ", again, ""), ("starting: waiting for ", begins, ""), unknown)
         return [f"{words}{', '.join(roles)}{since}" for words, roles, since in told if roles]
 
     # Whether its work goes on.
@@ -428,6 +442,8 @@ class NodeState:
         alive, known = self.alive(role), self.roles(role)
         if alive:
             return self._process_words(alive[0]) + (f" x{len(alive)}" if len(alive) > 1 else "")
+        if role in self.unknown:
+            return "not known"
         if self.starting(role):
             return STARTING
         if not known:
@@ -569,7 +585,20 @@ class NodeState:
             "and the remedy (write_failed)"
             for role, kind, since, tries in self._failing_writes()
         ]
-        return [*([self.unsaved] if self.unsaved else []), *failing, *self.reward_notes]
+        return [*([self.unsaved] if self.unsaved else []), *self.crowding, *failing, *self.reward_notes]
+
+    @property
+    def crowding(self) -> list[str]:
+        """Sentences about keys that were not read, as no node has that many processes, with the
+        remedy. Running processes write theirs again.
+        """
+        bucket = node_bucket(self.node)
+        return [
+            f"{more:,} more keys {stem}.* are not read: processes that ended left them, or somebody floods the bucket with the "
+            f"{stem.partition('.')[2]}'s key. The server's operator removes them: `nats stream purge {bucket_stream(bucket)} "
+            f"--subject '$KV.{bucket}.{stem}.*'`"
+            for stem, more in self.surplus.items()
+        ]
 
     # The whole node in one word, one colour, one line.
 
@@ -578,9 +607,12 @@ class NodeState:
         """The node's state. `elsewhere`: its processes use another server. `stopped`: they ended in
         order, or half of them a moment ago. `starting`: also again. `silent`: one fell silent
         without ending in order, or did not come back. `lost`: the server no longer has its streams.
+        `unread`: the state of some role could not be read.
         """
         if self.lost:
             return "lost"
+        if self.unknown and not self.gone:
+            return "unread"
         if not self.statuses:
             return "elsewhere"
         missing = self.missing
@@ -601,6 +633,8 @@ class NodeState:
         """`good` only if the node is known to be well now; `rest`: it is not running here."""
         if self.lost:
             return "bad"
+        if self.unknown and not self.gone:
+            return "warn"
         if self.ended:
             return "rest"
         if self.gone:
@@ -625,8 +659,10 @@ class NodeState:
             return f"lost: {len(self.lost)} of its streams are gone from the server"
         if self.elsewhere:
             return self.doubt or "on another server"
+        if self.unread:
+            return f"not read: {self.unread}"
         missing = self.missing
-        if missing:
+        if missing or self.unknown:
             return ", ".join(self.absent) or f"{'ended' if self.statuses else 'never seen'}: {', '.join(missing)}"
         if trouble := self.trouble:
             return ", ".join(filter(None, [*trouble, self.unwritten]))

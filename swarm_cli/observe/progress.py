@@ -257,7 +257,8 @@ class ProgressView:
         here = Target(self._config.nats.node_url, None, run)
         if server := server_trouble(nodes, self._config.node.var_dir, here):
             return [server]
-        return [f"{'':>9}{line}" for line in advice(nodes, folder_here(self._config.node.var_dir, here))]
+        crowded = [f"{visible(node.node)}: {words}" for node in nodes for words in node.crowding]
+        return [f"{'':>9}{line}" for line in [*crowded, *advice(nodes, folder_here(self._config.node.var_dir, here))]]
 
     def _evaluated(self, nodes: Sequence[NodeState]) -> bool:
         return self._config.eval.tasks == 0 or evaluations_done(nodes, self._steps)

@@ -28,6 +28,7 @@ from shared.rewards import CAUSES
 from shared.roles import OPERATOR, ROLES, Role
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.runtime.status import read_state
 from shared.runtime.streams import FILE as STREAMS_FILE
 from shared.runtime.streams import missing, noted_names
 from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamState, Transport, TransportError, bucket_stream
@@ -60,7 +61,6 @@ NOBODY = "no node has written to this server"
 NO_STATUS = "no service has written a status to this server"
 START = "if a swarm is starting there, wait for its services; otherwise start one (`swarm up`), or name its server"
 """What to do about either."""
-STATUS_PREFIX = "status."
 NOTHING_LOST: Mapping[str, tuple[str, ...]] = {}
 ENTRIES_READ = 4096
 """The most directory entries that are read, the newest first. An honest node renews its entry every
@@ -310,23 +310,32 @@ async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) ->
 
 
 async def gather(transport: Transport, nodes: Sequence[str], lost: Mapping[str, tuple[str, ...]] = NOTHING_LOST) -> list[NodeState]:
-    """Read every node's bucket; a node without a bucket has an empty state. lost: as of
-    `lost_streams`.
+    """Read every node's bucket. One that cannot be read is `unread`; its node may be well. lost: as
+    of `lost_streams`.
 
     Raises:
-        NotConnected: the server does not answer.
+        NotConnected: the server answers for none of them.
     """
-    found = []
+    found: list[NodeState] = []
+    silent: list[NotConnected] = []
     for node in nodes:
-        bucket = subjects.node_bucket(node)
+        entries, surplus = list[KvEntry](), dict[str, int]()
         try:
-            entries = [] if bucket_stream(bucket) in lost.get(node, ()) else await transport.kv.all(bucket)
-        except NotConnected:
-            raise
-        except TransportError:
-            entries = []
-        found.append(node_state(node, entries, await run_of(transport, node) if entries else ""))
+            if bucket_stream(subjects.node_bucket(node)) not in lost.get(node, ()):
+                entries, surplus = await read_state(transport, node)
+            run = await run_of(transport, node) if entries else ""
+        except TransportError as error:
+            silent += [error] if isinstance(error, NotConnected) else []
+            if silent and (not transport.connected or len(silent) == len(nodes)):
+                raise silent[0] from None
+            found.append(NodeState(node, unread=str(error)))
+        else:
+            found.append(replace(node_state(node, entries, run), surplus=surplus))
     return [replace(node, at=time.time(), lost=lost.get(node.node, ())) for node in found]
+
+
+def _noting_folders(run_dir: Path) -> list[Path]:
+    return sorted(note.parent for note in run_dir.glob(f"*/{STREAMS_FILE}"))
 
 
 async def lost_streams(node_plane: Transport, run_dir: Path) -> dict[str, tuple[str, ...]]:
@@ -356,7 +365,7 @@ def node_state(node: str, entries: Iterable[KvEntry], run: str = "") -> NodeStat
     leases: list[tuple[LeaseRecord, float]] = []
     for entry in entries:
         try:
-            if entry.key.startswith(STATUS_PREFIX):
+            if entry.key.startswith(subjects.STATUS_PREFIX):
                 statuses.append(_own_status(node, entry))
             elif entry.key.startswith(subjects.LEASE_PREFIX):
                 leases.append((decode(entry.value, LeaseRecord), entry.stored_at))
@@ -373,9 +382,11 @@ def node_state(node: str, entries: Iterable[KvEntry], run: str = "") -> NodeStat
 
 def _own_status(node: str, entry: KvEntry) -> ServiceStatus:
     """The status under a key. Each role may write only its own keys, so a status about another
-    process is refused.
+    process is refused, as is one of a replica that no configuration may name.
     """
     status = decode(entry.value, ServiceStatus)
+    if not subjects.is_replica(status.replica):
+        raise MessageError("malformed", f"no process is named as the one under {entry.key}")
     if status.node != node or entry.key != subjects.status_key(status.role, status.replica):
         raise MessageError("malformed", f"the status under {entry.key} is about {status.node}'s {status.role} {status.replica}")
     return status
@@ -400,10 +411,6 @@ async def run_of(transport: Transport, node: str) -> str:
 async def nodes_here(node_plane: Transport) -> frozenset[str]:
     """Names of the nodes whose buckets are on this server."""
     return frozenset(node for bucket in await node_plane.kv.buckets() if (node := subjects.node_of_bucket(bucket)))
-
-
-def _noting_folders(run_dir: Path) -> list[Path]:
-    return sorted(note.parent for note in run_dir.glob(f"*/{STREAMS_FILE}"))
 
 
 async def _node_streams(plane: Transport, node: str) -> tuple[StreamFill, ...]:

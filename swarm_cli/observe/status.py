@@ -86,7 +86,7 @@ def status(
             ended = _end_object((gone.folder, gone.end))
             typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": ended}, indent=2))
             raise typer.Exit(gone.end.exit_code) from None
-    lives = any(node.alive(role) for node in snapshot.nodes for role in ROLES)
+    lives = any(node.unknown or node.alive(role) for node in snapshot.nodes for role in ROLES)
     end = None if lives else ended_here(node_config.node.var_dir, target)
     server = "" if end is not None else server_trouble(snapshot.here, node_config.node.var_dir, target)
     if as_json:
@@ -102,7 +102,7 @@ def status(
 
 def refuse_nothing_seen(snapshot: SwarmState, *, named: bool, told: bool) -> None:
     """End with code 1 if no process has reported. named: nodes were. told: the cause is printed."""
-    if any(node.statuses or (named and node.elsewhere) for node in snapshot.nodes):
+    if any(node.statuses or node.unknown or (named and node.elsewhere) for node in snapshot.nodes):
         return
     raise typer.Exit(1) if told else CommandError(f"{NO_STATUS if snapshot.nodes else NOBODY}: {START}")
 
@@ -147,7 +147,10 @@ def _node_object(node: NodeState) -> dict[str, Any]:
         "figures_of_step": None if (of := node.newest("trainer", StatusFigure.STEP)) is None else int(of),
         "policy_version": node.version,
         "finished": None if node.elsewhere else node.finished,
-        "trouble": [] if node.elsewhere else list(filter(None, [*node.absent, *node.trouble, node.unwritten, node.unsaved])),
+        "trouble": []
+        if node.elsewhere
+        else list(filter(None, [node.unread, *node.absent, *node.trouble, node.unwritten, node.unsaved])),
+        "unread_keys": dict(node.surplus),
         "lost_streams": list(node.lost),
         "evaluation": None
         if newest is None

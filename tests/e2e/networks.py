@@ -70,7 +70,7 @@ class Networks:
         async def read() -> NodeState:
             plane = await connect(f"nats://127.0.0.1:{port}", name="test", timeout_s=5.0)
             try:
-                return node_state(node, await plane.kv.all(subjects.node_bucket(node)))
+                return node_state(node, (await plane.kv.newest(subjects.node_bucket(node), 1024))[0])
             finally:
                 await plane.close()
 

@@ -35,7 +35,7 @@ from shared.policy_store import PolicyStoreError
 from shared.policy_store.jetstream import JetStreamStore
 from shared.roles import ROLES
 from shared.runtime import EXIT_CONFIG
-from shared.runtime.naming import lease_name, leased, sole_keys, take_lease
+from shared.runtime.naming import lease_name, leased, sole_keys, status_replica, take_lease
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.tasks.held_out import HeldOut
@@ -131,9 +131,9 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
     try:
         for role in ROLES:
             await prepare_node_streams(planes[role], node, create=False)
-            await StatusBoard(node, role, "pod-0").report_once(planes[role])
-        told = {entry.key for entry in await planes["operator"].kv.all(bucket, "status.")}
-        assert {f"status.{r}.pod-0" for r in ROLES} <= told
+            await StatusBoard(node, role, status_replica(role, "pod-0")).report_once(planes[role])
+        told = {entry.key for entry in (await planes["operator"].kv.newest(bucket, 1024, "status."))[0]}
+        assert {f"status.{r}.{status_replica(r, 'pod-0')}" for r in ROLES} <= told
 
         for name, payload in (("small", b"1"), ("large", LARGE)):
             await generator.publish(subjects.node_rollouts(node), payload, stream=rollouts, message_id=name)

@@ -42,8 +42,8 @@ NODE_TABLE = """\
 | key `bans` | | | | |
 | keys `ledger`, `eval_turn`, `policy_refused`, `lease.generator.*`, `status.generator.*` | put | | | |
 | keys `intake`, `reward_values`, `senders.*`, `reputation`, `swarm_name`, `lease.verifier.*`, `status.verifier.*` | | put | | |
-| keys `lease.sampler`, `status.sampler.*` | | | put | |
-| keys `findings`, `lease.trainer`, `status.trainer.*` | | | | put |
+| keys `lease.sampler`, `status.sampler.0` | | | put | |
+| keys `findings`, `lease.trainer`, `status.trainer.0` | | | | put |
 """
 SWARM_TABLE = """\
 | on the swarm's plane | a node | observer | watch |

@@ -214,10 +214,6 @@ async def _kv_update(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.kv.update(scene.bucket, "k", b"2", last_revision=revision)
 
 
-async def _kv_all(scene: Scene) -> Coroutine[Any, Any, object]:
-    return scene.transport.kv.all(scene.bucket)
-
-
 async def _kv_newest(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.kv.newest(scene.bucket, 5)
 

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from shared.transport.base import Conflict, KvEntry, TooLarge, TransportError
+from shared.transport.base import Conflict, KvEntry, Lowering, StreamFull, TooLarge, TransportError
 from tests.integration.transport_planes import Plane, next_of, until
 
 
@@ -31,10 +31,11 @@ async def test_key_values_are_put_compared_and_listed(over):
         assert await transport.kv.get(bucket, "policy") == KvEntry("policy", b"3", third)
         await transport.kv.put(bucket, "status.trainer.0", b"t")
         await transport.kv.put(bucket, "status.verifier.0", b"v")
-        assert [entry.key for entry in await transport.kv.all(bucket)] == ["policy", "status.trainer.0", "status.verifier.0"]
-        assert [entry.value for entry in await transport.kv.all(bucket, "status.")] == [b"t", b"v"]
-        assert [entry.value for entry in await transport.kv.all(bucket, "status.tr")] == [b"t"]
-        assert await transport.kv.all(bucket, "none.") == []
+        everything = await transport.kv.newest(bucket, 1024)
+        assert [entry.key for entry in everything[0]] == ["status.verifier.0", "status.trainer.0", "policy"] and everything[1] == 0
+        assert [entry.value for entry in (await transport.kv.newest(bucket, 1024, "status."))[0]] == [b"v", b"t"]
+        assert [entry.value for entry in (await transport.kv.newest(bucket, 1024, "status.tr"))[0]] == [b"t"]
+        assert await transport.kv.newest(bucket, 1024, "none.") == ([], 0)
         with pytest.raises(TransportError, match="valid key"):
             await transport.kv.put(bucket, "policy.>", b"x")
 
@@ -70,7 +71,7 @@ async def test_a_bucket_takes_no_value_larger_than_it_says(over):
             await transport.kv.put(bucket, "node", bytes(8192))
         with pytest.raises(TooLarge):
             await transport.kv.update(bucket, "other", bytes(8192), last_revision=0)
-        assert [len(entry.value) for entry in await transport.kv.all(bucket)] == [4096]
+        assert [len(entry.value) for entry in (await transport.kv.newest(bucket, 1024))[0]] == [4096]
 
     await over(body)
 
@@ -81,24 +82,65 @@ async def test_values_expire_after_the_time_to_live(over):
         bucket = f"bucket_{plane.tag}"
         await transport.kv.ensure(bucket, ttl_s=0.5)
         await transport.kv.put(bucket, "node", b"here")
-        assert await transport.kv.all(bucket) != []
+        assert (await transport.kv.newest(bucket, 1024))[0] != []
 
         async def gone() -> bool:
-            return await transport.kv.get(bucket, "node") is None and not await transport.kv.all(bucket)
+            return await transport.kv.get(bucket, "node") is None and not (await transport.kv.newest(bucket, 1024))[0]
 
         await until(gone)
 
     await over(body)
 
 
-async def test_more_keys_than_one_request_lists_are_listed(over):
+async def test_of_too_many_keys_those_written_last_are_read_and_those_of_another_prefix_as_if_alone(over):
     async def body(plane: Plane) -> None:
         transport = await plane.open()
         bucket = f"bucket_{plane.tag}"
         await transport.kv.ensure(bucket, history=2)
+        await transport.kv.put(bucket, "m.0", b"early")
         await asyncio.gather(*(transport.kv.put(bucket, f"n.k{n}", b"%d" % n) for n in range(1100)))
-        entries = await transport.kv.all(bucket, "n.")
-        assert {entry.key: entry.value for entry in entries} == {f"n.k{n}": b"%d" % n for n in range(1100)}
+        await transport.kv.put(bucket, "n.k0", b"again")
+        entries, others = await transport.kv.newest(bucket, 300, "n.")
+        assert entries[0].value == b"again" and len({entry.key for entry in entries}) == 300
+        assert others >= 800
+        ((entry,), others) = await transport.kv.newest(bucket, 300, "m.")
+        assert (entry.value, others) == (b"early", 0)
+
+    await over(body)
+
+
+async def test_a_full_bucket_takes_no_new_key_but_goes_on_with_those_whose_history_is_whole(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        bucket = f"bucket_{plane.tag}"
+        await transport.kv.ensure(bucket, history=2, max_bytes=1_000_000, max_values=10)
+        for number in (1, 2):
+            await transport.kv.put(bucket, "here", b"%d" % number)
+        for number in range(8):
+            await transport.kv.put(bucket, f"flood.{number}", b"1")
+        with pytest.raises(StreamFull, match=f"KV_{bucket}.*purge"):
+            await transport.kv.put(bucket, "new", b"1")
+        for _ in range(3):
+            await transport.kv.put(bucket, "here", b"3")
+
+    await over(body)
+
+
+async def test_a_first_limit_on_a_bucket_deletes_nothing_so_a_service_sets_it_too(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        bucket = f"bucket_{plane.tag}"
+        await transport.kv.ensure(bucket, history=2)
+        for number in range(30):
+            await transport.kv.put(bucket, f"n{number}", bytes(10_000))
+        await transport.kv.ensure(
+            bucket, history=2, max_value_bytes=5_000, max_bytes=100_000, max_values=10, lowering=Lowering.KEEP
+        )
+        assert len((await transport.kv.newest(bucket, 100))[0]) == 30
+        with pytest.raises(StreamFull):
+            await transport.kv.put(bucket, "n40", b"1")
+        with pytest.raises(TooLarge):
+            await transport.kv.put(bucket, "n0", bytes(10_000))
 
     await over(body)
 

@@ -164,11 +164,11 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
         await until(lambda: alpha.status.get("refused_signature") == 20 and alpha.status.get("refused_malformed") == 1)
 
         async def reported() -> bool:
-            entries = await alpha.node.kv.all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
+            entries = (await alpha.node.kv.newest(subjects.node_bucket("alpha"), 1024, SENDERS_PREFIX))[0]
             return bool(entries) and bool(decode(entries[0].value, SendersReport).worst)
 
         await until(reported)
-        (entry,) = await alpha.node.kv.all(subjects.node_bucket("alpha"), SENDERS_PREFIX)
+        (entry,) = (await alpha.node.kv.newest(subjects.node_bucket("alpha"), 1024, SENDERS_PREFIX))[0]
         (worst,) = decode(entry.value, SendersReport).worst
         assert (worst.name, worst.public_key, worst.refused) == ("gamma", key.public_key, {"malformed": 1})
 

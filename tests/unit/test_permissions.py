@@ -47,8 +47,10 @@ def test_each_key_of_the_nodes_bucket_has_one_writer():
     for key in keys:
         assert len([role for role in ROLES if may_publish(node_role("alpha", role), f"$KV.node_alpha.{key}")]) == 1, key
     for role, other in itertools.product(ROLES, ROLES):
-        subject = f"$KV.node_alpha.{subjects.status_key(other, 'pod-0')}"
-        assert may_publish(node_role("alpha", role), subject) == (role == other)
+        for replica in (subjects.SOLE_REPLICA, "pod-0"):
+            subject = f"$KV.node_alpha.{subjects.status_key(other, replica)}"
+            allowed = role == other and (other in SEVERAL or replica == subjects.SOLE_REPLICA)
+            assert may_publish(node_role("alpha", role), subject) == allowed
 
 
 def test_a_role_takes_its_own_leases_only_and_any_role_the_nodes_name():

@@ -108,16 +108,36 @@ async def get(connection: Connection, stream: str, request: Mapping[str, Any], d
     return parse_reply(stream, reply)
 
 
+async def last_values(connection: Connection, stream: str, subject: str, deadline: Deadline) -> list[StoredMessage] | None:
+    """The newest message of each subject that matches `subject`; None if they are too many or too
+    large for one answer.
+    """
+    request = {"multi_last": [subject], "batch": MAX_BATCH}
+    while True:
+        page = await batch(connection, stream, request, deadline, nobody_s=_NOBODY_S)
+        if page.next_seq is None:
+            return None if page.too_many_subjects else page.messages
+        if page.pending is not None or deadline.passed:
+            return None
+        await asyncio.sleep(min(_AGAIN_S, deadline.left_s))  # a part of the answer was lost
+
+
 async def read(
-    connection: Connection, stream: str, start_seq: int, max_messages: int, deadline: Deadline, max_bytes: int = READ_BYTES
+    connection: Connection,
+    stream: str,
+    start_seq: int,
+    max_messages: int,
+    deadline: Deadline,
+    max_bytes: int = READ_BYTES,
+    subject: str = ">",
 ) -> list[StoredMessage]:
-    """Up to `max_messages` at or after `start_seq`, ending with the one that reaches `max_bytes`,
-    or at the deadline.
+    """Up to `max_messages` of `subject` at or after `start_seq`, ending with the one that reaches
+    `max_bytes`, or at the deadline.
     """
     found: list[StoredMessage] = []
     held_bytes, position = 0, max(1, start_seq)
     while len(found) < max_messages and held_bytes < max_bytes:
-        request = {"seq": position, "batch": min(max_messages - len(found), MAX_BATCH)}
+        request = _at(position, min(max_messages - len(found), MAX_BATCH), subject)
         try:
             page = await batch(connection, stream, request, deadline, min(REPLY_BYTES, max_bytes - held_bytes))
         except NotConnected:
@@ -132,13 +152,19 @@ async def read(
     return found
 
 
-async def ends(connection: Connection, stream: str, start_seq: int, deadline: Deadline, *, newest: bool = True) -> Ends:
-    """The oldest message at or after `start_seq`, the newest one unless `newest` is false, and how
-    many there are. Raises NoStream after a second in which nobody answers.
+def _at(seq: int, most: int, subject: str) -> dict[str, Any]:
+    return {"seq": seq, "batch": most, **({} if subject == ">" else {"next_by_subj": subject})}
+
+
+async def ends(
+    connection: Connection, stream: str, start_seq: int, deadline: Deadline, *, newest: bool = True, subject: str = ">"
+) -> Ends:
+    """The oldest message of `subject` at or after `start_seq`, the newest one unless `newest` is
+    false, and how many there are. Raises NoStream after a second in which nobody answers.
     """
     position, most = max(1, start_seq), 1
     while True:
-        page = await batch(connection, stream, {"seq": position, "batch": most}, deadline, nobody_s=_NOBODY_S)
+        page = await batch(connection, stream, _at(position, most, subject), deadline, nobody_s=_NOBODY_S)
         if page.messages and page.pending is not None:
             break
         if page.next_seq is None:
@@ -152,7 +178,7 @@ async def ends(connection: Connection, stream: str, start_seq: int, deadline: De
     first, messages = page.messages[0], page.pending + len(page.messages)
     if not newest:
         return Ends(first, None, messages)
-    last = await get(connection, stream, {"last_by_subj": ">"}, deadline) if page.pending else page.messages[-1]
+    last = await get(connection, stream, {"last_by_subj": subject}, deadline) if page.pending else page.messages[-1]
     if last is None or last.seq < first.seq:  # of a copy that lags, or removed meanwhile
         last = first
     return Ends(first, last, messages)

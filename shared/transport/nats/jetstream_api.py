@@ -37,6 +37,7 @@ from shared.transport.base import (
     TooLarge,
     TransportError,
     WouldLower,
+    bucket_of_stream,
     bucket_stream,
     lowered,
 )
@@ -64,6 +65,7 @@ NO_MESSAGE_FOUND = frozenset({10037, 10043, 10057})
 SUBJECTS_OVERLAP = 10065
 PROTECTIONS = ("num_replicas", "max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size")
 """Settings that, when lowered, delete messages or copies of them."""
+_BUCKET_LIMITS = ("max_msgs", "max_bytes", "max_msg_size")
 SECONDS = {"max_age": "max_age_s"}
 """Settings that the server has in nanoseconds, with their names in seconds."""
 _KEY_HEADERS_BYTES = 1024
@@ -147,7 +149,14 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
 
 
 def bucket_config(
-    bucket: str, history: int, ttl_s: float, replicas: int, max_value_bytes: int, duplicate_window_s: float
+    bucket: str,
+    history: int,
+    ttl_s: float,
+    replicas: int,
+    max_value_bytes: int,
+    max_bytes: int,
+    max_values: int,
+    duplicate_window_s: float,
 ) -> dict[str, Any]:
     """A key-value bucket as a stream (ADR-8), without rollups, because nobody needs to purge a key
     here. A message's size includes its headers.
@@ -160,8 +169,8 @@ def bucket_config(
         "discard": "new",
         "max_age": round(ttl_s * NANOSECONDS),
         "max_msgs_per_subject": history,
-        "max_bytes": -1,
-        "max_msgs": -1,
+        "max_bytes": max_bytes or -1,
+        "max_msgs": max_values or -1,
         "max_msg_size": max_value_bytes + _KEY_HEADERS_BYTES if max_value_bytes else -1,
         "duplicate_window": _window(duplicate_window_s, ttl_s),
         "num_replicas": replicas,
@@ -217,9 +226,19 @@ async def _look(connection: Connection, wanted: Mapping[str, Any], deadline: Dea
             return
         raise
     with readable(f"stream {name}"):
-        higher = lowered(wanted, actual, PROTECTIONS)
+        higher = _lowered(wanted, actual)
     if higher:
         raise _would_lower(wanted, actual, higher)
+
+
+def _lowered(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+    """The protections that an update would lower. A first limit on a bucket lowers none: where new
+    messages are refused, nothing is deleted for it.
+    """
+    higher = lowered(wanted, actual, PROTECTIONS)
+    if bucket_of_stream(wanted["name"]) == wanted["name"] or actual.get("discard") != "new":
+        return higher
+    return [key for key in higher if key not in _BUCKET_LIMITS or int(actual.get(key) or 0) > 0]
 
 
 async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lowering: Lowering = Lowering.APPLY) -> None:
@@ -248,7 +267,7 @@ async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lower
             raise
     actual = await _config(connection, name, deadline)
     with readable(what):
-        higher = [] if lowering is Lowering.APPLY else lowered(wanted, actual, PROTECTIONS)
+        higher = [] if lowering is Lowering.APPLY else _lowered(wanted, actual)
     if higher and lowering is Lowering.REFUSE:
         raise _would_lower(wanted, actual, higher)
     if higher:

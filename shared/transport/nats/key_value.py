@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from shared.transport.base import (
     KvEntry,
     Lowering,
     StoredMessage,
+    StreamFull,
     StreamState,
     TooLarge,
     TransportError,
@@ -56,13 +57,15 @@ class NatsKeyValue:
         history: int = 1,
         ttl_s: float = 0.0,
         max_value_bytes: int = 0,
+        max_bytes: int = 0,
+        max_values: int = 0,
         duplicate_window_s: float = 120.0,
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
         if self._fence is not None:
             await self._fence.writable()
-        config = api.bucket_config(bucket, history, ttl_s, replicas, max_value_bytes, duplicate_window_s)
+        config = api.bucket_config(bucket, history, ttl_s, replicas, max_value_bytes, max_bytes, max_values, duplicate_window_s)
         await api.ensure_stream(self._connection, config, lowering)
 
     async def buckets(self) -> Sequence[str]:
@@ -93,37 +96,28 @@ class NatsKeyValue:
     async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
         return await self._write(bucket, key, value, {"Nats-Expected-Last-Subject-Sequence": str(last_revision)})
 
-    async def all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
-        """Newest value of every key that starts with `prefix`, in one request if the bucket has at
-        most 1024 keys.
+    async def newest(self, bucket: str, limit: int, prefix: str = "") -> tuple[Sequence[KvEntry], int]:
+        """The values of all keys in one request; if they are too many or too large for that, those
+        among the newest `limit` sequences of the bucket. A bucket that also holds older values, or
+        whose keys were mostly rewritten, then gives fewer than `limit`.
         """
         stream, deadline = bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
-        stem = prefix[: prefix.rfind(".") + 1]
-        request = {"multi_last": [f"$KV.{bucket}.{stem}>"], "batch": 1024}
-        page = await direct.batch(self._connection, stream, request, deadline)
-        newest = {message.subject: message for message in page.messages}
-        if page.too_many_subjects or page.next_seq is not None:
-            newest, position = {}, 1
-            while messages := await direct.read(self._connection, stream, position, direct.MAX_BATCH, deadline):
-                newest |= {message.subject: message for message in messages}
-                position = messages[-1].seq + 1
-        found = (_entry(bucket, message) for message in newest.values())
-        return sorted((entry for entry in found if entry and entry.key.startswith(prefix)), key=lambda entry: entry.key)
-
-    async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
-        """The keys written last, newest first, and the number of other keys in the bucket.
-
-        Reads a window of `limit` sequences at the end, or everything if that is no more. A bucket
-        that also holds older values of its keys, or whose keys were mostly rewritten, gives fewer
-        entries than `limit`.
-        """
-        stream, deadline = bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
+        subject = f"$KV.{bucket}.{prefix[: prefix.rfind('.') + 1]}>"
+        page = await direct.last_values(self._connection, stream, subject, deadline)
+        if page is not None:
+            found = self._entries(bucket, page, prefix)
+            return found[:limit], len(found[limit:])
         fill = await direct.ends(self._connection, stream, 1, deadline)
         first = fill.first_seq if fill.messages <= limit else max(fill.first_seq, fill.last_seq - limit + 1)
-        messages = await direct.read(self._connection, stream, first, limit, deadline) if fill.messages else []
+        messages = await direct.read(self._connection, stream, first, limit, deadline, subject=subject)
+        of_prefix = await direct.ends(self._connection, stream, 1, deadline, newest=False, subject=subject)
+        return self._entries(bucket, messages, prefix), max(1, of_prefix.messages - len(messages))
+
+    @staticmethod
+    def _entries(bucket: str, messages: Iterable[StoredMessage], prefix: str) -> list[KvEntry]:
         last = {message.subject: message for message in messages}
-        entries = [found for message in last.values() if (found := _entry(bucket, message))]
-        return sorted(entries, key=lambda found: -found.revision), max(0, fill.messages - len(messages))
+        found = (entry for message in last.values() if (entry := _entry(bucket, message)) is not None)
+        return sorted((entry for entry in found if entry.key.startswith(prefix)), key=lambda entry: -entry.revision)
 
     async def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
         revision, hinted = 0, asyncio.Event()
@@ -178,8 +172,10 @@ class NatsKeyValue:
         # its API prefix.
         options = self._connection.options
         subject = f"{options.api_prefix}.{_subject(bucket, key)}" if options.domain else _subject(bucket, key)
-        deadline = Deadline(KV_TIMEOUT_S)
-        return (await api.store(self._connection, subject, value, bucket_stream(bucket), headers, deadline)).seq
+        try:
+            return (await api.store(self._connection, subject, value, bucket_stream(bucket), headers, Deadline(KV_TIMEOUT_S))).seq
+        except StreamFull:
+            raise StreamFull(bucket_full(bucket, key)) from None
 
 
 class _Hints:
@@ -208,6 +204,16 @@ class _Hints:
 
     async def _hint(self, message: Any) -> None:
         self._hinted.set()
+
+
+def bucket_full(bucket: str, key: str) -> str:
+    """Say that `key` could not be written, why, and what to do."""
+    stream = bucket_stream(bucket)
+    return (
+        f"bucket {bucket} is full, so {key} was not written: somebody has written more keys than this version's processes do. The "
+        f"server's operator sees which (`nats stream subjects {stream}`) and removes them "
+        f"(`nats stream purge {stream} --subject '$KV.{bucket}.KEYS'`)"
+    )
 
 
 def _subject(bucket: str, key: str) -> str:

@@ -14,6 +14,7 @@ const STATES = {
   empty: ["○", "No node yet", "The server answers, but no node has written to it. `swarm up` starts nodes."],
   starting: ["◔", "Starting", "The processes are loading their models and evaluating the base policy before the first step. That takes about a minute."],
   running: ["●", "Running", ""],
+  unread: ["?", "The nodes' state cannot be read", "They may be well. `swarm status` says why, and what to do."],
   finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` continues a run, `swarm plot NAME` draws its curves."],
   stopped: ["■", "Stopped", "The nodes here were stopped before their last step. `swarm up --run NAME` continues the run."],
   ended: ["■", "The run has ended", ""],
@@ -26,8 +27,8 @@ const TROUBLES = {
   unscored: ["△", "Running, but no group is scored", "Without a known reward there is nothing to train on. The verifier's log says why the rewards are unknown; `swarm config check` tries the verifier."],
   still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
-const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", emptied: "bad", failed: "bad", waiting: "warn" };
-const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", lost: "! streams lost", elsewhere: "○ elsewhere" };
+const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", emptied: "bad", failed: "bad", waiting: "warn", unread: "warn" };
+const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", lost: "! streams lost", unread: "? not read", elsewhere: "○ elsewhere" };
 
 /** Text in which the parts between backquotes are shown as code. */
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
@@ -159,7 +160,7 @@ function nodesSection(told) {
   const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
     does(node, isUnsure(told)),
-    el("td", { text: node.kind === "elsewhere" || node.kind === "lost" ? "–" : count(node.step) }), el("td", { text: node.kind === "lost" ? "–" : count(node.version) }),
+    el("td", { text: ["elsewhere", "lost", "unread"].includes(node.kind) ? "–" : count(node.step) }), el("td", { text: node.kind === "lost" ? "–" : count(node.version) }),
     ...(listed ? [el("td", { class: "words" }, name(node.model || "–")),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ") || "–"), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
     el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))] : [])));
