@@ -323,14 +323,12 @@ async def gather(transport: Transport, nodes: Sequence[str], lost: Mapping[str, 
         try:
             if bucket_stream(subjects.node_bucket(node)) not in lost.get(node, ()):
                 entries, surplus = await read_state(transport, node)
-            run = await run_of(transport, node) if entries else ""
+            found.append(replace(node_state(node, entries, await run_of(transport, node) if entries else ""), surplus=surplus))
         except TransportError as error:
             silent += [error] if isinstance(error, NotConnected) else []
             if silent and (not transport.connected or len(silent) == len(nodes)):
                 raise silent[0] from None
             found.append(NodeState(node, unread=str(error)))
-        else:
-            found.append(replace(node_state(node, entries, run), surplus=surplus))
     return [replace(node, at=time.time(), lost=lost.get(node.node, ())) for node in found]
 
 
