@@ -31,6 +31,7 @@ to 1e-5, the demo's toy 1e-4, and adapters ten times that.
 """
 _LONG_ANSWER = 65_536
 TOY_RATE, TOY_TOKENS = 5e-5, 16
+LOWEST_RATE, LONGEST_WARMUP, RARE_SHARE, SHORTEST_AGE_S = 1e-9, 10_000, 1e-4, 10.0
 _HOT, _COLD = 1.5, 0.3
 
 
@@ -100,6 +101,14 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
     if trainer.learning_rate > (HIGHEST_ADAPTER_RATE if adapters else HIGHEST_RATE):
         usual = "1e-5 to 1e-4 with adapters" if adapters else "1e-6 to 1e-5 for a pretrained model"
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
+    if trainer.learning_rate < LOWEST_RATE:
+        yield f"trainer.learning_rate = {trainer.learning_rate:g}: too low to change the weights; usual is 1e-6 to 1e-5"
+    if trainer.warmup_steps > (trainer.max_steps or LONGEST_WARMUP):
+        of = f"max_steps = {trainer.max_steps:,}" if trainer.max_steps else "a usual run"
+        yield (
+            f"trainer.warmup_steps = {trainer.warmup_steps:,}: longer than {of}, so the learning rate is never reached; usual is "
+            "0 to 20"
+        )
     with suppress(ValueError, TypeError):  # `swarm_cli.config_checks.objective_problem` says why
         yield from departures(trainer, configured_objective(config).objective)
     for dataset in sorted({spec.dataset for spec in config.tasks if spec.verifier == DEFAULT_VERIFIER} & SCORED_LOCALLY):
@@ -109,6 +118,18 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
         )
     if not config.sampler.local:
         yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
+    total = sum(spec.weight for spec in config.tasks)
+    for spec in config.tasks:
+        if spec.weight < RARE_SHARE * total:
+            yield (
+                f"[[tasks]] {visible(spec.dataset or spec.file_name, 80)}: weight = {spec.weight:g} of {total:g}: it is hardly "
+                "ever drawn; leave the entry out, or give it a larger weight"
+            )
+    if config.eval.tasks and config.eval.every_versions > LONGEST_WARMUP:
+        yield (
+            f"eval.every_versions = {config.eval.every_versions:,}: the policy is evaluated at the start and at the end alone; "
+            "usual is 10 to 100"
+        )
     if not config.eval.tasks:
         yield "eval.tasks = 0: nothing measures whether the policy gets better or worse; 200 held-out questions are enough"
     elif config.eval.tasks < FEWEST_TASKS:
@@ -117,6 +138,13 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
 
 def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
     generator = config.generator
+    if config.sampler.external:
+        for setting, age_s in (
+            ("verifier.max_age_s", config.verifier.max_age_s),
+            ("sampler.max_external_age_s", config.sampler.max_external_age_s),
+        ):
+            if age_s < SHORTEST_AGE_S:
+                yield f"{setting} = {age_s:g}: nearly every foreign group is older when it arrives; usual is 600 to 1,800"
     if generator.temperature > _HOT:
         yield f"generator.temperature = {generator.temperature:g}: answers become noise; usual is 0.7 to 1"
     if generator.temperature < _COLD:

@@ -23,8 +23,9 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.streams import verifier_consumer
-from shared.identity.keys import KeyFileError, load, load_or_create
+from shared.identity.keys import KeyFileError, SigningKey, load, load_or_create
 from shared.identity.roster import RosterError
+from shared.run_records import saved_step
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log
 from shared.tasks.derive import TaskError
@@ -34,6 +35,7 @@ from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
 
 QUEUES_PERIOD_S = 5.0
+KEY_FILE = "node.nk"
 MAX_REPLAY_MEMORY = 2_000_000
 REPLAY_MARGIN_S = 300.0
 """A group is remembered this much longer than its age allows it to be accepted, for clocks that are
@@ -50,8 +52,7 @@ class VerifierService:
         """
         run_dir = config.node.run_dir
         try:
-            given = config.verifier.signing_key_file
-            self._key = load(Path(given)) if given else load_or_create(run_dir / "node.nk")
+            self._key = _own_key(config)
             self._roster = RosterKeys(config.verifier.roster_file) if config.verifier.trust == "roster" else None
             self._trust = self._roster or KnownKeys(
                 run_dir / "known_keys.txt", (config.node.id, self._key.public_key), config.verifier.forget_names_after_s
@@ -146,6 +147,25 @@ class VerifierService:
             except TransportError as error:
                 context.log.debug("queues_not_read", reason=str(error))
             await asyncio.sleep(QUEUES_PERIOD_S)
+
+
+def _own_key(config: NodeConfig) -> SigningKey:
+    """The key that signs what the node shares, made at its first start.
+
+    Raises:
+        KeyFileError: the file cannot be used, or is gone though the node has trained: other nodes
+            know its name by that key, and refuse what another one signs.
+    """
+    if given := config.verifier.signing_key_file:
+        return load(Path(given))
+    path = config.node.run_dir / KEY_FILE
+    if config.nats.swarm_url is not None and not path.exists() and (step := saved_step(config.node.run_dir)):
+        raise KeyFileError(
+            f"key file {path} is gone, though this node has trained {step:,} steps: other nodes know its name by that key and "
+            f"refuse what a new one signs: restore the file. If nobody knows this node, `swarm keys new --out {path}` makes a new "
+            "key"
+        )
+    return load_or_create(path)
 
 
 def _replay_capacity(config: NodeConfig) -> int:

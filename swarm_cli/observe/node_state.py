@@ -197,13 +197,17 @@ class NodeState:
 
     @property
     def steps_per_minute(self) -> float | None:
-        """The rate between looks; at the first look by the length of the newest step. None if the
-        node is not training or has stalled.
+        """The rate between looks; at the first look by the length of the newest step. It falls once
+        the trainer stands for longer than three steps take. None if the node is not training or has
+        stalled.
         """
         if not self.alive("trainer") or self.finished or self.stall is not None:
             return None
         step_s = self.figure("trainer", StatusFigure.STEP_SECONDS)
-        return self.seen_rate if self.seen_rate is not None else 60.0 / step_s if step_s > 0 else None
+        rate = self.seen_rate if self.seen_rate is not None else 60.0 / step_s if step_s > 0 else None
+        stepped_at = self.figure("trainer", StatusFigure.WORKED_AT)
+        standing_s = self.at - stepped_at if stepped_at else 0.0
+        return 60.0 / standing_s if rate and standing_s > 3 * 60.0 / rate else rate
 
     @property
     def newest_score(self) -> Evaluation | None:

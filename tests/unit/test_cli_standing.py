@@ -74,6 +74,11 @@ def test_a_trainer_that_answers_and_has_not_stepped_for_140_s_is_bad_and_has_no_
     assert "2.00 steps/s" in drawn(view()) and "compute 46%" in drawn(view())
 
 
+def test_the_rate_falls_before_a_stall_is_named() -> None:
+    """For example while the disk is full: nothing says more clearly that no step is taken."""
+    assert view(trainer=status("trainer", worked_s=30.0)).steps_per_minute == pytest.approx(2.0)
+
+
 def test_every_display_says_the_same_of_a_stall() -> None:
     stuck = view(trainer=status("trainer", worked_s=16 * 60.0))
     words = "no step for 16m (usually every 1s)"

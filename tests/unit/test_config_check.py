@@ -42,12 +42,19 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
         ({"generator": {"temperature": 0.05}}, "become alike"),
         ({"eval": {"tasks": 0}}, "eval.tasks = 0"),
         ({"eval": {"tasks": FEWEST_TASKS - 1}}, f"set {FEWEST_TASKS} or more"),
-        ({"sampler": {"local": 0}}, "sampler.local = 0"),
+        ({"sampler": {"local": 0, "adapt": "off", "shortage": "wait"}}, "sampler.local = 0"),
         (
             {"trainer": {"objective": "gspo", "updates_per_batch": 2, "clip_low": 0.2}},
             "trainer.clip_low = 0.2: gspo as published has 0.0003",
         ),
         ({"tasks": [{"dataset": "simple_integration"}]}, "simple_integration: it is scored locally only"),
+        ({"trainer": {"learning_rate": 1e-300}}, "trainer.learning_rate = 1e-300: too low"),
+        ({"trainer": {"warmup_steps": 10**18}}, "trainer.warmup_steps = 1,000,.* longer than a usual run"),
+        ({"trainer": {"warmup_steps": 50, "max_steps": 40}}, "warmup_steps = 50: longer than max_steps = 40"),
+        ({"tasks": [{"dataset": "gcd", "weight": 1e-300}, {"dataset": "lcm"}]}, "gcd: weight = 1e-300 of 1: it is hardly ever"),
+        ({"eval": {"every_versions": 10**9}}, "eval.every_versions = 1,000,000,000"),
+        ({"verifier": {"max_age_s": 1e-9}}, "verifier.max_age_s = 1e-09: nearly every foreign group"),
+        ({"sampler": {"max_external_age_s": 1.0}}, "sampler.max_external_age_s = 1: nearly every"),
         (
             {"trainer": {"objective": "dr_grpo", "objective_options": {"advantage_scale": "group"}}},
             "trainer.objective_options.advantage_scale = group: dr_grpo .* none",
@@ -55,8 +62,6 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
     ],
 )
 def test_what_is_allowed_and_ruinous_is_warned_of_with_what_is_usual(sections: dict[str, Any], words: str) -> None:
-    if "sampler" in sections:
-        sections = {"sampler": {"local": 0, "adapt": "off", "shortage": "wait"}}
     (sentence,) = risky_settings(configured(**sections))
     assert re.search(words, sentence), sentence
 

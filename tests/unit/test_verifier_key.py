@@ -59,3 +59,19 @@ def test_a_key_with_a_changed_character_is_damaged_and_not_another_key(tmp_path:
     file.write_bytes(seed)
     with pytest.raises(KeyFileError, match="is damaged, as its checksum shows"):
         load(file)
+
+
+def test_a_key_that_is_gone_is_not_replaced_once_the_node_has_trained(tmp_path: Path) -> None:
+    """Others know its name by the lost key, and would refuse everything that a new one signs."""
+    chosen = config(tmp_path)
+    before = VerifierService(chosen)._key
+    (chosen.node.run_dir / "checkpoints" / "step-00000012").mkdir(parents=True)
+    assert VerifierService(chosen)._key.public_key == before.public_key
+    kept = (chosen.node.run_dir / "node.nk").read_bytes()
+    (chosen.node.run_dir / "node.nk").unlink()
+    with pytest.raises(FatalError, match=r"node\.nk is gone.*12 steps.*restore"):
+        VerifierService(chosen)
+    assert not (chosen.node.run_dir / "node.nk").exists()
+    (chosen.node.run_dir / "node.nk").write_bytes(kept)
+    (chosen.node.run_dir / "node.nk").chmod(0o600)
+    assert VerifierService(chosen)._key.public_key == before.public_key
