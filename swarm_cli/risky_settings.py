@@ -37,7 +37,7 @@ _HOT, _COLD = 1.5, 0.3
 
 def risky_settings(config: NodeConfig) -> list[str]:
     """A sentence for each setting that is likely to ruin the run, with the usual value."""
-    return [*_training_ruin(config), *_sampling_ruin(config), *_shown_key(config)]
+    return [*_training_ruin(config), *_never_taken(config), *_sampling_ruin(config), *_shown_key(config)]
 
 
 def unlike_its_source(config: NodeConfig) -> list[str]:
@@ -118,13 +118,6 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
         )
     if not config.sampler.local:
         yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
-    total = sum(spec.weight for spec in config.tasks)
-    for spec in config.tasks:
-        if spec.weight < RARE_SHARE * total:
-            yield (
-                f"[[tasks]] {visible(spec.dataset or spec.file_name, 80)}: weight = {spec.weight:g} of {total:g}: it is hardly "
-                "ever drawn; leave the entry out, or give it a larger weight"
-            )
     if config.eval.tasks and config.eval.every_versions > LONGEST_WARMUP:
         yield (
             f"eval.every_versions = {config.eval.every_versions:,}: the policy is evaluated at the start and at the end alone; "
@@ -136,8 +129,8 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
         yield f"eval.tasks = {config.eval.tasks}: too few to judge a run by at its end; set {FEWEST_TASKS} or more"
 
 
-def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
-    generator = config.generator
+def _never_taken(config: NodeConfig) -> Iterator[str]:
+    """Settings under which a source or all foreign groups are left out for good."""
     if config.sampler.external:
         for setting, age_s in (
             ("verifier.max_age_s", config.verifier.max_age_s),
@@ -145,6 +138,17 @@ def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
         ):
             if age_s < SHORTEST_AGE_S:
                 yield f"{setting} = {age_s:g}: nearly every foreign group is older when it arrives; usual is 600 to 1,800"
+    total = sum(spec.weight for spec in config.tasks)
+    for spec in config.tasks:
+        if spec.weight < RARE_SHARE * total:
+            yield (
+                f"[[tasks]] {visible(spec.dataset or spec.file_name, 80)}: weight = {spec.weight:g} of {total:g}: it is hardly "
+                "ever drawn; leave the entry out, or give it a larger weight"
+            )
+
+
+def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
+    generator = config.generator
     if generator.temperature > _HOT:
         yield f"generator.temperature = {generator.temperature:g}: answers become noise; usual is 0.7 to 1"
     if generator.temperature < _COLD:
