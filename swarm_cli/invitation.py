@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import unicodedata
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -110,15 +111,21 @@ def write_token(invitation: Invitation) -> str:
     return token
 
 
+_AROUND = frozenset("\"'`<>()\u201c\u201d\u2018\u2019")
+
+
 def read_token(text: str) -> Invitation:
-    """The contents of a token. White space in it, such as mail programs insert, is ignored.
+    """The contents of a token. What mail programs, chats and people put around or into it is
+    ignored: white space, quotes, brackets, invisible characters, and the command before it.
 
     Raises:
         TokenError: it is not a token, is damaged or of another version, or holds invalid values.
     """
     if len(text) > MAX_CHARS:
         raise TokenError(f"the token is longer than {MAX_CHARS:,} characters: paste only what `swarm invite` printed")
-    word, _, rest = "".join(text.split()).partition(".")
+    bare = "".join(each for each in text if not each.isspace() and each not in _AROUND and unicodedata.category(each) != "Cf")
+    begin = re.search(r"swarm[0-9]+(-secret)?\.", bare)
+    word, _, rest = bare[begin.start() if begin else 0 :].partition(".")
     payload, _, check = rest.partition(".")
     if word not in (PLAIN, SECRET):
         if re.fullmatch(r"swarm[0-9]+(-secret)?", word):

@@ -281,9 +281,9 @@ def prepare(
     if not entries and chosen is None and base is None:
         raise CommandError("the token offers no tasks: name some with --tasks, or give --config with [[tasks]]")
     folder = JoinFolder(first_look(base, entries).node.var_dir / "joined" / invitation.swarm_id)
+    folder.bind(invitation)
     if not tasks and chosen is None:
         entries = kept_tasks(entries, folder.known_tasks())
-    folder.bind(invitation)
     folder.grown_roster(invitation.roster)
     signing_key = folder.signing_key().public_key
     hub_key = folder.hub_key(invitation.credential).public_key if invitation.url.startswith("tls://") else ""

@@ -27,6 +27,7 @@ from shared.identity import keys
 from shared.identity.keys import KeyFileError, SigningKey
 from shared.identity.roster import RosterEntry, RosterError, read_roster, write_roster
 from shared.plain_files import read_plain
+from shared.run_records import saved_step
 from shared.text import error_text, visible
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
@@ -187,25 +188,59 @@ class JoinFolder:
         confirm(self.hub_file)
 
     def known_name(self) -> str:
-        """The name under which this node joined before; empty if it never did or the file cannot be
-        read.
+        """The name under which this node joined before; empty if it never did. Its run tells
+        it too, since other nodes know the key by that name and refuse it under another.
+
+        Raises:
+            CommandError: the file cannot be read, or names another node than the run.
         """
         node = self._joined_with().get("node")
         name = node.get("id") if isinstance(node, dict) else None
-        return name if isinstance(name, str) and is_node_name(name) else ""
+        told = name if isinstance(name, str) and is_node_name(name) else ""
+        trained = self._trained_as()
+        if told and trained and told not in trained:
+            raise CommandError(
+                f"{self.config_file} names the node {told}, and its run has trained as {' and '.join(trained)}: other nodes "
+                "know its key by that name: correct `id`"
+            )
+        if not told and len(trained) > 1:
+            raise CommandError(
+                f"{self.config_file} names no node, and its run has trained as {' and '.join(trained)}: say which with --name"
+            )
+        return told or (trained[0] if trained else "")
 
     def known_tasks(self) -> list[dict[str, Any]]:
-        """The `[[tasks]]` that this node joined with before; empty if it never did or the file
-        cannot be read.
+        """The `[[tasks]]` that this node joined with before; empty if it never did.
+
+        Raises:
+            CommandError: the file cannot be read, or has no valid tasks any more.
         """
-        tasks = self._joined_with().get("tasks")
-        return tasks if isinstance(tasks, list) and all(isinstance(each, dict) for each in tasks) else []
+        tasks: list[dict[str, Any]] = self._joined_with().get("tasks", [])
+        try:
+            for each in tasks:
+                TaskSpec.model_validate(each)
+            return tasks
+        except (ValueError, TypeError) as error:
+            raise self._broken(error_text(error)) from None
+
+    def _trained_as(self) -> list[str]:
+        """The nodes with a checkpoint in the run of this folder's swarm."""
+        run = self.path.parent.parent / "runs" / run_name(self.path.name)
+        return sorted(folder.name for folder in run.glob("*") if is_node_name(folder.name) and saved_step(folder))
 
     def _joined_with(self) -> dict[str, Any]:
         try:
             return tomllib.loads(read_plain(self.config_file, MAX_FILE_BYTES).decode())
-        except (OSError, ValueError, RecursionError):
+        except FileNotFoundError:
             return {}
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._broken(error_text(error)) from None
+
+    def _broken(self, why: str) -> CommandError:
+        return CommandError(
+            f"{self.config_file}, which this node joined with, cannot be used ({why}): restore it, or move it away to join again "
+            "with the same key and name"
+        )
 
     def signing_key(self) -> SigningKey:
         """The node's key, made the first time. Raises CommandError."""

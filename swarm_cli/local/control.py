@@ -252,7 +252,7 @@ def _short_name(folder: Path) -> Iterator[str]:
 def _is_running(folder: Path, pid: int) -> CommandError:
     return CommandError(
         f"run {folder.name} is running already{f' (process {pid})' if pid else ''}: `swarm down {folder.name}` ends it, "
-        f"`swarm add {folder.name}` adds a node to it; or choose another name with --run"
+        f"`swarm add {folder.name}` adds a node to it; `swarm up --run NAME` starts another"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +35,7 @@ from swarm_cli.invite_command import accepted
 from swarm_cli.join import findings
 from swarm_cli.join.command import prepare
 from swarm_cli.join.hub import HubLook, holder
-from swarm_cli.join.newcomer import JoinFolder, base_config, chosen_name, default_name, node_settings, task_entries
+from swarm_cli.join.newcomer import JoinFolder, base_config, chosen_name, default_name, node_settings, run_name, task_entries
 from swarm_cli.observe.node_lines import elsewhere_table
 from swarm_cli.observe.snapshot import hub_state
 from swarm_cli.observe.status import hub_caption, hub_object, omissions
@@ -101,6 +102,45 @@ def test_a_later_token_does_not_replace_a_nodes_tasks_and_says_how_it_would(
     assert prepare(said, config=DEMO_CONFIG).config.tasks == DEMO.tasks
 
 
+def joined_as(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JoinFolder:
+    """A node that has joined, and has trained as `name`."""
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    first = prepare(invitation(), name=name)
+    first.folder.path.mkdir(parents=True, exist_ok=True)
+    first.folder.config_file.write_text(config_toml(first.config))
+    (tmp_path / "runs" / run_name("demo") / name / "checkpoints" / "step-00000030").mkdir(parents=True)
+    return first.folder
+
+
+@pytest.mark.parametrize("left", ["", None], ids=["emptied", "lost"])
+def test_a_node_whose_configuration_is_gone_is_known_by_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None
+) -> None:
+    folder = joined_as("gamma", tmp_path, monkeypatch)
+    folder.config_file.unlink() if left is None else folder.config_file.write_text(left)
+    assert prepare(invitation()).config.node.id == "gamma"
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.95])
+def test_a_configuration_that_was_cut_off_is_named_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: float
+) -> None:
+    folder = joined_as("gamma", tmp_path, monkeypatch)
+    text = folder.config_file.read_text()
+    end = text.index("[[tasks]]")
+    cut = text[: int(kept * end)] if kept < 0.9 else text[:end] + "[[tasks]]\nweight = 1.0\n"
+    folder.config_file.write_text(cut if kept > 0.9 else cut + "\n[tasks")
+    with pytest.raises(CommandError, match=re.escape(str(folder.config_file))):
+        prepare(invitation())
+
+
+def test_a_configuration_that_names_another_node_than_its_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = joined_as("gamma", tmp_path, monkeypatch)
+    folder.config_file.write_text(folder.config_file.read_text().replace('"gamma"', '"delta"'))
+    with pytest.raises(CommandError, match="names the node delta, and its run has trained as gamma"):
+        prepare(invitation())
+
+
 def pipe(path: Path) -> None:
     os.mkfifo(path)
 
@@ -139,7 +179,7 @@ def test_what_is_no_file_in_a_join_folder_neither_hangs_nor_fills_memory(
     thread = threading.Thread(target=twice, daemon=True)
     thread.start()
     thread.join(30)
-    refused_by_each = name in {"hub.json", "node.nk", "swarm.nk", "roster.txt"}
+    refused_by_each = name in {"hub.json", "node.nk", "swarm.nk", "roster.txt", "node.toml"}
     assert ended == [CommandError if refused_by_each else None, CommandError], "the second token is for another authority"
 
 

@@ -81,6 +81,29 @@ def test_a_token_says_what_was_put_into_it_however_mail_breaks_its_lines() -> No
     assert [spec["dataset"] for spec in task_specs(said)] == [task.dataset for task in DEMO.tasks]
 
 
+@pytest.mark.parametrize(
+    "pasted",
+    [
+        "'{}'",
+        '"{}"',
+        "<{}>",
+        "`{}`",
+        "\u201c{}\u201d",
+        "swarm join {}",
+        "$ swarm join {}",
+        "> {}",
+        "\u200b{}",
+        "\ufeff{}\u200b",
+        "({})",
+    ],
+)
+def test_what_people_paste_around_a_token_is_ignored(pasted: str) -> None:
+    token = write_token(invitation())
+    assert read_token(pasted.format(token)) == invitation()
+    half = len(token) // 2
+    assert read_token(pasted.format(f"{token[:half]}\u200b\n> {token[half:]}")) == invitation()
+
+
 def test_a_token_with_a_key_says_so_in_its_first_word() -> None:
     said = invitation(url="tls://hub:4222", credential=Credential(user="gamma", seed=SEED))
     token = write_token(said)
