@@ -18,6 +18,7 @@ from shared.text import visible_json
 from swarm_cli.asked_tasks import ALL_NAMES, COLUMNS, NO_TASK, asked_sources, canonical_settings, is_file
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
+from swarm_cli.file_names import FileNames, file_names
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -76,7 +77,7 @@ def show(
     for result in _run([ScoringJob(ref=ref, want_task=True) for ref in refs], source):
         if result.task is None:
             raise CommandError(result.detail)
-        say(visible_json(_as_object(result.task)) if as_json else _as_text(result.task))
+        say(visible_json(_as_object(result.task)) if as_json else _as_text(result.task, file_names(None, [source])))
 
 
 @task_app.command()
@@ -160,12 +161,12 @@ def audit(
         found = _with_pool(partial(run_audit, refs=refs), source)
         if source.dataset not in found:
             raise CommandError(f"{name}: none of its first {count} tasks can be derived; `swarm task show {name}` says why")
-        failed = _report(found[source.dataset], as_json) or failed
+        failed = _report(found[source.dataset], as_json, file_names(None, [source])) or failed
     if failed:
         raise typer.Exit(1)
 
 
-def _report(finding: Finding, as_json: bool) -> bool:
+def _report(finding: Finding, as_json: bool, names: FileNames) -> bool:
     # Prints one dataset's result; True if a wrong answer got full marks, or no right one did.
     constant, mean = finding.best_constant()
     paid = [
@@ -179,9 +180,8 @@ def _report(finding: Finding, as_json: bool) -> bool:
         return bool(paid) or not finding.right_paid
     right, wrong = f"{finding.right_paid}/{finding.tasks}", f"{len(paid)}/{finding.wrong}"
     lost = f", timeouts {finding.timeouts}" if finding.timeouts else ""
-    typer.echo(
-        f"{finding.dataset}: right answers paid {right}, wrong answers paid {wrong}, best constant {constant} {mean:.2f}{lost}"
-    )
+    found = f"right answers paid {right}, wrong answers paid {wrong}, best constant {constant} {mean:.2f}{lost}"
+    typer.echo(f"{names.shown(finding.dataset)}: {found}")
     for one in paid:
         typer.echo(f"  task {one['index']}, {one['kind']}, {one['name']}: {str(one['answer'])[:200]!r}")
     if not finding.right_paid:
@@ -221,6 +221,7 @@ def _as_object(task: Task) -> dict[str, Any]:
     return {**named, "question": task.text, "answer": task.answer, "metadata": json.loads(task.metadata)}
 
 
-def _as_text(task: Task) -> str:
+def _as_text(task: Task, names: FileNames) -> str:
     answer = task.answer if task.answer is not None else "(none; any right answer scores)"
-    return f"--- {task.ref.dataset} seed {task.ref.seed} index {task.ref.index}\n{task.text}\nreference answer: {answer}"
+    place = f"{names.shown(task.ref.dataset)} seed {task.ref.seed} index {task.ref.index}"
+    return f"--- {place}\n{task.text}\nreference answer: {answer}"

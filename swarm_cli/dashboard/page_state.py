@@ -16,7 +16,7 @@ from shared.identity.statements import SignatureStatus
 from shared.roles import ROLES, Role
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
-from swarm_cli.dashboard.run_records import TrainedGroups
+from swarm_cli.dashboard.run_records import TrainedGroups, as_shown
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
@@ -69,13 +69,13 @@ def curves_by_task(found: Comparison) -> dict[str, list[tuple[int, float]]]:
     """
     if found.newest is None:
         return {}
-    curves = {"": [(each.policy_version, value) for each, value in found.values]}
+    curves = {"": [(each.policy_version, as_shown(value)) for each, value in found.values]}
     newest = found.newest.per_task
     for name in sorted({name for each in found.alike for name in each.per_task}):
         by_reward = name in newest and newest[name].pass_rate is None
         results = [(each.policy_version, each.per_task[name]) for each in found.alike if name in each.per_task]
         scores = [(version, result.mean_reward if by_reward else result.pass_rate) for version, result in results]
-        curves[name] = [(version, score) for version, score in scores if score is not None]
+        curves[name] = [(version, as_shown(score)) for version, score in scores if score is not None]
     return {name: curve for name, curve in curves.items() if curve}
 
 
@@ -221,7 +221,7 @@ def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str,
     own = THIS_SERVER if node.evaluation is not None else "signed"
     standing = ON_RECORD if ended else own if node.signed else "unsigned"
     held_out, scorer, n = newest.held_out_set
-    curve = thinned([(each.policy_version, round(value, 3)) for each, value in found.values], CURVE_POINTS)
+    curve = thinned([(each.policy_version, as_shown(value)) for each, value in found.values], CURVE_POINTS)
     return {
         "node": node.node,
         "key": visible(entry.public_key or "", 64) if entry is not None and entry.standing is SignatureStatus.SIGNED else "",
@@ -232,9 +232,9 @@ def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str,
         "n": n,
         "unknown": newest.unknown,
         "by_reward": newest.pass_rate is None,
-        "base": None if found.base is None else found.base.score,
-        "newest": round(newest.score or 0.0, 4),
-        "gain": None if found.gain is None else round(found.gain, 4),
+        "base": None if found.base is None or found.base.score is None else as_shown(found.base.score),
+        "newest": as_shown(newest.score or 0.0),
+        "gain": None if found.gain is None else as_shown(found.gain),
         "version": newest.policy_version,
         "curve": curve,
     }

@@ -32,6 +32,14 @@ _BLOCK_BYTES = 2**23
 _MOST_BYTES = 2**28
 """Of a longer file, only the end is read."""
 
+
+def as_shown(score: float) -> float:
+    """A score or reward with the three digits that other displays write. A browser that rounds for
+    itself rounds 0.0625 another way, and what was rounded before a second time.
+    """
+    return float(f"{score:.3f}")
+
+
 Uncounted = Literal["elsewhere", "untold"]
 """Why a node's groups are not counted: its trainer's records are not on this machine, or an earlier
 version wrote them.
@@ -232,7 +240,7 @@ def steps_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint], fi
         [
             point.step,
             made[point.step].at if point.step in made else point.at,
-            *(None if rate is None else round(rate, 4) for rate in (point.local, point.foreign)),
+            *(None if rate is None else as_shown(rate) for rate in (point.local, point.foreign)),
             first_held <= point.step <= newest,
         ]
         for point in (recorded if told else batches)

@@ -29,6 +29,7 @@ from swarm_cli.asked_tasks import task_sources
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import count, note, show_table
 from swarm_cli.errors import CommandError
+from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.local.base_model import model_problem
 from swarm_cli.model.commands import export_node
 from swarm_cli.observe.run_files import NO_PASS_SHOWN
@@ -104,7 +105,7 @@ def evaluate(
         found["not_held_out"] = asked.not_held_out
         typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
     else:
-        _show(model, report, shown, several, k)
+        _show(model, report, shown, several, k, file_names(None, asked.sources))
 
 
 def _model_folder(model: str, revision: str, scratch: Path) -> str:
@@ -264,7 +265,9 @@ def _as_object(report: EvalReport, several: Mapping[str, float | None]) -> dict[
     return {**overall, "seconds": report.seconds, "per_task": scores}
 
 
-def _show(model: str, report: EvalReport, shown: Sequence[Answered], several: Mapping[str, float | None], k: int) -> None:
+def _show(
+    model: str, report: EvalReport, shown: Sequence[Answered], several: Mapping[str, float | None], k: int, names: FileNames
+) -> None:
     rates = ("pass rate",) if k == 1 else (f"avg@{k}", f"pass@{k}")
     asked = "tasks" if k == 1 else "answers"
     table = Table("dataset", asked, *rates, "mean reward", title=f"{model} on held-out tasks", title_justify="left")
@@ -272,7 +275,7 @@ def _show(model: str, report: EvalReport, shown: Sequence[Answered], several: Ma
     for name, score in [*report.per_task.items(), ("all", overall)]:
         found = (score.pass_rate, several["" if name == "all" else name])[: len(rates)]
         shown_rates = ["–" if rate is None else f"{rate:.3f}" for rate in found]
-        table.add_row(name, str(score.n), *shown_rates, f"{score.mean_reward:.3f}")
+        table.add_row(names.shown(name), str(score.n), *shown_rates, f"{score.mean_reward:.3f}")
     show_table(table)
     if report.pass_rate is None:
         note(NO_PASS_SHOWN)
@@ -282,7 +285,8 @@ def _show(model: str, report: EvalReport, shown: Sequence[Answered], several: Ma
         answers = Table("dataset", "question", "reference", "answer", "reward", show_lines=True)
         for each in shown:
             # Text of unknown origin is shown as plain text: no markup, no control characters.
-            cells = [visible(text, _LONGEST_CELL) for text in (each.dataset, each.question, each.reference or "", each.answer)]
+            texts = (names.shown(each.dataset), each.question, each.reference or "", each.answer)
+            cells = [visible(text, _LONGEST_CELL) for text in texts]
             answers.add_row(*map(Text, cells), "unknown" if each.reward is None else f"{each.reward:g}")
         show_table(answers)
 

@@ -91,7 +91,7 @@ class Panel:
 
 PANELS = (
     Panel("Reward of local rollouts (sampled, on-policy)", "mean reward", ("reward_local",)),
-    Panel("Reward of foreign rollouts (scored here)", "mean reward", ("reward_external",)),
+    Panel("Reward of foreign rollouts (as it counts here)", "mean reward", ("reward_external",)),
     Panel("Loss", "loss", ("loss",)),
     Panel("Gradient norm before clipping", "L2 norm, log scale", ("grad_norm",), log_scale=True),
     Panel("Entropy of the policy", "nats per token", ("entropy",)),

@@ -15,6 +15,7 @@ from statistics import NormalDist, fmean, median
 from typing import Any
 
 from shared.text import visible
+from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.run_files import (
     NO_PASS_SHOWN,
     Evaluation,
@@ -127,10 +128,10 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) ->
     """The verdicts on a run's nodes, as lines; none for a node that has written nothing. ended: the
     run has ended, so what no checkpoint contains was not saved.
     """
-    lines = []
+    lines, names = [], file_names(run_dir)
     for node in nodes:
         steps, evaluations = read_steps(run_dir / node), read_evaluations(run_dir / node)
-        unknown = _unknown(run_dir / node, evaluations)
+        unknown = _unknown(run_dir / node, evaluations, names)
         if steps or evaluations:
             lines += verdict(steps, evaluations).lines(node)
             lines += [f"  {text}" for text in [alike_words(alike_of_steps(steps), node)] if text]
@@ -214,10 +215,12 @@ def _mean(evaluation: Evaluation) -> str:
     return "–" if evaluation.mean_reward is None else f"{evaluation.mean_reward:.3f}"
 
 
-def _unknown(node_dir: Path, evaluations: Sequence[Evaluation]) -> list[str]:
+def _unknown(node_dir: Path, evaluations: Sequence[Evaluation], names: FileNames) -> list[str]:
     """Sentences about answers whose reward is unknown."""
     counts = read_unknown(node_dir)
-    by_source = [f"{answers:,} of {visible(dataset, 64)} ({visible(cause, 32)})" for (dataset, cause), answers in counts.items()]
+    by_source = [
+        f"{answers:,} of {visible(names.shown(dataset), 64)} ({visible(cause, 32)})" for (dataset, cause), answers in counts.items()
+    ]
     told = [f"answers without a known reward, which counted for nothing: {', '.join(by_source)}"] if counts else []
     short = [each for each in evaluations if each.unknown]
     if short:

@@ -83,12 +83,14 @@ NEAR_MISS = (
 @dataclass(frozen=True, slots=True)
 class Judged:
     """verifier: its name. read_as: the part of the text that it was given; None: all of it. marks:
-    the reward in words.
+    the reward in words. replaced: the reward is not the verifier's, but what every foreign answer
+    that does not pass counts, so no display shows it as earned.
     """
 
     verifier: str
     read_as: str | None
     marks: str
+    replaced: bool = False
 
 
 class Judge:
@@ -140,7 +142,10 @@ class Judge:
 
         read = extract_answer(text)
         read = "no answer: only a thought, too long, or mostly white space" if read is None else read
-        return Judged(self.verifier(scored), None if read == text.strip() else read, marks(reward, passes(scored, place)))
+        shown, passed = None if read == text.strip() else read, passes(scored, place)
+        if scored.origin != "local" and passed is False and not self._partial_credit:
+            return Judged(self.verifier(scored), shown, "counts as wrong", replaced=True)
+        return Judged(self.verifier(scored), shown, marks(reward, passed))
 
     def rules(self, scored: ScoredGroup) -> str:
         """A group's verifier, by which configuration, and what a near miss counts."""

@@ -115,7 +115,7 @@ def _facts(
     found: BatchedGroup, fate: TrainingOutcome, view: View, place: int, completion: Completion, reward: float
 ) -> list[tuple[str, str]]:
     judged = view.judge.of(found.item.scored, place, completion.text, reward)
-    facts = [("reward", f"{reward:.3g} ({judged.marks})")]
+    facts = [("reward", judged.marks if judged.replaced else f"{reward:.3g} ({judged.marks})")]
     facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))
     facts.append(("ended by", f"{completion.finish_reason} ({completion.token_count} tokens)"))
     return [*facts, *_training(fate, place)]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.run_records import FILE_NAMES_FILE, unknown_file
 from swarm_cli.observe.plot import draw_curves
 from swarm_cli.observe.run_files import Evaluation, alike_of_steps, alike_words, read_evaluations, read_steps
 from swarm_cli.observe.verdict import _RUNBOOKS, Outcome, run_verdicts, verdict
@@ -245,6 +246,15 @@ def test_a_nodes_files_are_read_and_a_node_without_any_is_left_out(tmp_path: Pat
     (told, remedy) = run_verdicts(tmp_path, ["alpha", "beta"])
     assert told.startswith("alpha: LEARNING FAILS: held-out fell below") and "remedy" in remedy
     assert [each.per_task["gcd"].score for each in read_evaluations(tmp_path / "alpha")] == [0.045, 0.0]
+
+
+def test_the_end_names_a_file_by_its_name_and_not_by_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "alpha").mkdir()
+    dataset = "file_" + "ab" * 20
+    (tmp_path / "alpha" / FILE_NAMES_FILE).write_text(json.dumps({"dataset": dataset, "file": "mine.jsonl"}) + "\n")
+    unknown_file(tmp_path / "alpha", "0").write_text(json.dumps({"dataset": dataset, "cause": "raised", "answers": 3}) + "\n")
+    told = "\n".join(run_verdicts(tmp_path, ["alpha"]))
+    assert "3 of mine.jsonl (abababab) (raised)" in told and dataset not in told
 
 
 @pytest.mark.slow

@@ -88,6 +88,21 @@ def test_a_group_says_who_judged_which_part_of_each_answer() -> None:
     assert plain is not None and plain["completions"][0]["judged"]["read_as"] is None
 
 
+def test_a_foreign_answer_that_does_not_pass_is_shown_as_wrong_and_with_no_reward_that_nobody_gave() -> None:
+    made = batch(4, item("alpha", "beta", -1.0, -2.0), item("alpha", "alpha", -1.0, -2.0))
+    foreign, local = (replace(each.scored, passed=[True, False]) for each in made.items)
+    paid = load_config(DEMO_CONFIG, {"verifier": {"foreign_partial_credit": True}})
+    for scored, judge, replaced in ((foreign, JUDGE, True), (foreign, Judge(paid), False), (local, JUDGE, False)):
+        right, wrong = (judge.of(scored, place, "6", scored.rewards[place]) for place in (0, 1))
+        assert (right.marks, right.replaced) == ("right", False)
+        assert (wrong.marks, wrong.replaced) == (("counts as wrong", True) if replaced else ("wrong", False))
+        console = Console(record=True, width=120, file=io.StringIO())
+        shown = replace(made.items[0], scored=scored)
+        fate = training_outcome(NO_RECORD[0], 4, scored.group_id)
+        show(BatchedGroup(made, shown), fate, Choice(), View(console, judge, 80))
+        assert ("-2 (" in console.export_text()) is not replaced
+
+
 def test_a_file_is_judged_by_the_verifier_of_its_source_and_by_none_if_it_is_not_in_the_configuration() -> None:
     made = batch(4, item("alpha", "beta", 1.0))
     scored = made.items[0].scored

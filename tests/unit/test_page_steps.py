@@ -72,6 +72,12 @@ def test_the_rewards_of_all_steps_are_drawn_from_the_trainers_records(tmp_path: 
     assert [each[0] for each in steps_object([], batches, 3)] == [3, 4, 5], "without records the batches tell"
 
 
+def test_rewards_have_the_digits_that_other_displays_write() -> None:
+    """0.0625 lies between two values of three digits; 0.57146 would become 0.572 by way of four."""
+    ((_, _, local, foreign, _),) = steps_object([], [StepPoint(3, NOW, 1.0625, 0.57146)], 3)
+    assert (local, foreign) == (float(f"{1.0625:.3f}"), 0.571) == (1.062, 0.571)
+
+
 async def test_which_steps_the_log_holds_is_told_although_only_its_newest_batches_are_read() -> None:
     plane, records, stream = await own_plane(), BatchFollower(), subjects.node_batches_stream("alpha")
     await ensure_node_streams(plane, "alpha")

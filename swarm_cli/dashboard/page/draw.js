@@ -37,10 +37,11 @@ function ago(seconds) {
   return whole < 172800 ? `${Math.round(whole / 3600)} h` : `${Math.round(whole / 86400)} days`;
 }
 
-/** A time of day, with the date if it is not today's: for what stays on a page while time goes on. */
+/** A time of day as every display writes it, of 24 hours, with the date if it is not today's: for what stays on a page while time goes on. */
 function timeOf(seconds) {
-  const at = new Date(seconds * 1000);
-  return at.toDateString() === new Date().toDateString() ? at.toLocaleTimeString() : at.toLocaleString();
+  const at = new Date(seconds * 1000), two = (value) => String(value).padStart(2, "0");
+  const clock = [at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(":");
+  return at.toDateString() === new Date().toDateString() ? clock : `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clock}`;
 }
 
 const route = (...parts) => "#/" + parts.map(encodeURIComponent).join("/");

@@ -12,19 +12,19 @@ function groupLine(group, seen = null, stands = true) {
     el("p", { class: "facts" }, ...facts),
     el("p", {}, el("a", { class: "question", dir: "auto", href: route("group", group.taker, group.step, group.place), text: group.question || "(an empty question)" })),
     group.best ? el("p", { class: "best", dir: "auto" }, el("span", { class: "label", text: new Set(group.rewards).size > 1 || group.passed?.some(Boolean) ? "best answer " : "an answer " }), name(group.best)) : null,
-    rewardsLine(group.rewards, group.passed, group.completions, group.left));
+    rewardsLine(group.rewards, group.passed, group.completions, group.left, local));
 }
 
 const NO_PASS = "no pass is defined: set pass_at in its [[tasks]] entry";
 
-/** `passed`: whether each answer passes; null where no pass is defined, so that no answer is called right or wrong. `left`: how many answers left the group, and why. */
-function rewardsLine(rewards, passed, completions, left) {
+/** `passed`: whether each answer passes; null where no pass is defined, so that no answer is called right or wrong. `left`: how many answers left the group, and why. `local`: its rewards are the verifier's; those of a foreign group's other answers are what they count. */
+function rewardsLine(rewards, passed, completions, left, local) {
   const gone = left ? `; ${left}` : "";
   if (!passed) return el("p", { class: "rewards", text: `mean reward ${ratio(mean(rewards), 2)} of ${many(completions, "answer")} (${NO_PASS})${gone}` });
   const full = passed.filter(Boolean).length;
   const marks = rewards.map((reward, index) => (passed[index] ? "●" : reward > 0 ? "◐" : "○")).join("");
   const more = completions > rewards.length ? ` of ${count(completions)}` : "";
-  return el("p", { class: "rewards" }, el("span", { class: "marks", "aria-hidden": "true", text: marks }), ` ${full} right of ${rewards.length} shown${more}, mean reward ${ratio(mean(rewards), 2)}${gone}`);
+  return el("p", { class: "rewards" }, el("span", { class: "marks", "aria-hidden": "true", text: marks }), ` ${full} right of ${rewards.length} shown${more}${local ? `, mean reward ${ratio(mean(rewards), 2)}` : ""}${gone}`);
 }
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
@@ -36,7 +36,7 @@ async function showStep(node, step) {
   return [
     trail(["node", node], [`step ${step}`]),
     el("h1", {}, "Step ", String(step), " of ", name(node)),
-    el("p", { class: "facts" }, el("span", { text: `batch made ${new Date(told.at * 1000).toLocaleString()}` }), el("span", { text: many(told.groups.length + told.left_out, "group") }), ...others.filter(Boolean)),
+    el("p", { class: "facts" }, el("span", { text: `batch made ${timeOf(told.at)}` }), el("span", { text: many(told.groups.length + told.left_out, "group") }), ...others.filter(Boolean)),
     el("ul", { class: "cards" }, ...told.groups.map((group) => groupLine(group))),
     told.left_out ? el("p", { class: "hint", text: `${many(told.left_out, "more group")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
   ];
@@ -77,7 +77,7 @@ async function showGroup(node, step, place) {
 
 function completionCard(completion) {
   const id = `completion-${completion.place}`, right = completion.passed;
-  const earned = el("p", { class: right ? "good" : "" }, `${right === null ? "–" : right ? "✓" : completion.reward > 0 ? "◐" : "✗"} reward ${ratio(completion.reward, 2)} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
+  const earned = el("p", { class: right ? "good" : "" }, `${right === null ? "–" : right ? "✓" : completion.reward > 0 ? "◐" : "✗"} ${completion.judged.replaced ? completion.judged.marks : `reward ${ratio(completion.reward, 2)}`} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
   const judged = completion.judged.read_as === null ? "the whole text" : completion.judged.read_as || "(nothing)";
   return el("article", { class: "card", "aria-labelledby": id },
     el("h3", { id, text: `Completion ${completion.place}` }), earned,
