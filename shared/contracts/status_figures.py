@@ -25,6 +25,8 @@ class StatusFigure(StrEnum):
 
     DISK_SYNC_S = "disk_sync_s"
     """Seconds that a sync to disk takes; only while the disk is slow."""
+    CLOCK_AHEAD_S = "clock_ahead_s"
+    """Seconds by which the clock is ahead of the NATS server's; only while they differ by much."""
     NATS_STORE_S = "nats_store_s"
     """Seconds until the NATS server has stored a message; only while its storage is slow."""
 

@@ -50,9 +50,12 @@ class ClockSkew:
             registry=registry,
         )
 
+        self.ahead_s = 0.0
+
     def measured(self, sent_at: float, stored_at: float, answered_at: float) -> None:
         """A write that this process sent at `sent_at` was answered at `answered_at`."""
-        self._gauge.set(ahead_s(sent_at, stored_at, answered_at))
+        self.ahead_s = ahead_s(sent_at, stored_at, answered_at)
+        self._gauge.set(self.ahead_s)
 
 
 KEYS_READ = 1024
@@ -60,6 +63,8 @@ KEYS_READ = 1024
 PROCESSES_READ = 256
 """The most processes of a role that are looked at, those that wrote last."""
 CLOCK_EVERY_REPORTS = 15
+CLOCK_OFF_S = 20.0
+"""From here on a clock is called wrong, as by the alert SwarmClockSkewed."""
 PAUSES_KEPT = 50
 PAUSE_S = 0.5
 """Units of work that follow each other more quickly are one burst, as when a verifier scores what a
@@ -172,11 +177,12 @@ class StatusBoard:
         not take is logged once; other failures are ignored, because an unreachable server is
         reported elsewhere. `clock`: updated by some of these writes.
         """
-        refused = False
+        refused = wrong = False
         for number in itertools.count():
             try:
                 await self._write(transport, clock if number % CLOCK_EVERY_REPORTS == 0 else None)
                 refused = False
+                wrong = self._tell_clock(clock, wrong, log)
             except (StreamFull, TooLarge) as error:
                 if not refused:
                     log.error("status_refused", reason=str(error), consequence="displays take this process for gone; it works on")
@@ -184,6 +190,20 @@ class StatusBoard:
             except TransportError:
                 pass
             await asyncio.sleep(STATUS_INTERVAL_S)
+
+    def _tell_clock(self, clock: ClockSkew | None, told: bool, log: Log) -> bool:
+        """Show a clock that is off by much, and log it once. Returns whether it is."""
+        ahead = 0.0 if clock is None else clock.ahead_s
+        wrong = abs(ahead) > CLOCK_OFF_S
+        self.set(StatusFigure.CLOCK_AHEAD_S, ahead if wrong else None)
+        if wrong and not told:
+            log.warning(
+                "clock_off",
+                ahead_s=round(ahead, 1),
+                consequence="other nodes refuse this node's groups as from_future or too_old, and it refuses theirs",
+                remedy="set the clock of this machine, or of the NATS server's: both need a time service",
+            )
+        return wrong
 
     async def report_once(self, transport: Transport) -> None:
         """Write the status now; failures are ignored."""

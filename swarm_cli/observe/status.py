@@ -42,7 +42,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.invitation import TOKEN_VARIABLE, Invitation, TokenError, checked_urls, given_invitation, given_text
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_lines import elsewhere_table, node_lines
-from swarm_cli.observe.node_state import NodeState, StreamFill
+from swarm_cli.observe.node_state import NodeState, StreamFill, duration
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, look_at_hub, take_snapshot
 from swarm_cli.runs import RunEnd, RunGone
@@ -304,12 +304,15 @@ def _unprotected(nodes: Sequence[NodeState]) -> Iterator[str]:
 
 
 def _slow(nodes: Sequence[NodeState]) -> Iterator[str]:
-    """Yield a line for each process whose storage is slow."""
+    """Yield a line for each process whose storage is slow or whose clock is off."""
     alive = [(node, role, status) for node in nodes for role in ROLES for status in node.alive(role)]
     for node, role, status in alive:
         whose, figures = f"{visible(node.node)}: the {role}", status.figures
         if (sync_s := figures.get(StatusFigure.DISK_SYNC_S)) is not None:
             yield f"{whose}'s disk is slow: a sync takes {sync_s:.2f} s; its log has the remedy (disk_slow)"
+        if (ahead_s := figures.get(StatusFigure.CLOCK_AHEAD_S)) is not None:
+            off = f"{duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'}"
+            yield f"{whose}'s clock is {off} its NATS server's: nodes refuse each other's groups by their age; set the clock"
         if (store_s := figures.get(StatusFigure.NATS_STORE_S)) is not None:
             yield f"{whose}'s NATS server stores slowly: {store_s:.2f} s a message; the log has the remedy (nats_storage_slow)"
 
