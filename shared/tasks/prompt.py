@@ -7,10 +7,10 @@ them is held out, none is trained on, because the model would be asked what it h
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args
 
-import msgspec
 from msgspec import Meta
 
 from shared.contracts.limits import MAX_PARTS, MAX_PROMPT_MESSAGES, MAX_TEXT_CHARS
@@ -57,11 +57,11 @@ def content_key(task: Task, key: object = None) -> str:
     """
     if key is not None:
         return hashlib.sha256(f"{task.ref.dataset}\x00{key}".encode("utf-8", "surrogatepass")).hexdigest()
-    metadata = msgspec.json.decode(task.metadata)
+    metadata = json.loads(task.metadata)
     if isinstance(metadata, dict):
         metadata = {name: value for name, value in metadata.items() if name not in _PLACES}
     asked = [question_key(task.text), task.answer, metadata]
-    return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def _role(message: Any) -> Any:

@@ -70,7 +70,7 @@ def sleep():
 ACTIONS = {
     "string for a task": lambda: leave(msgpack.packb([None, "", "z"])),
     "numbers for a task": lambda: leave(msgpack.packb([None, "", [1, 2, 3]])),
-    "task unasked for": lambda: leave(msgpack.packb([None, "", ["q", "a", "{}"]])),
+    "task unasked for": lambda: leave(msgpack.packb([None, "", [], [], [[["user", [["text", "q"]]]], "a", "{}", "0" * 64]])),
     "lists for a reason": lambda: leave(msgpack.packb([["x"], {"a": 1}, None])),
     "list for a detail": lambda: leave(msgpack.packb(["task_index", ["d"] * 10, None])),
     "a parent's reason": lambda: leave(msgpack.packb(["dropped", "", None])),

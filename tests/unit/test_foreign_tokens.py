@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.trainer.selection.group_tokens import SkippedGroup, TokenRules, foreign_tokens, local_tokens
 from shared.contracts.codec import pack_ids, pack_logprobs
-from shared.contracts.messages import Completion, RolloutGroup
+from shared.contracts.messages import Completion, Part, PromptMessage, RolloutGroup, user_prompt
 from shared.model.base_policy import train_tokenizer
 from shared.model.prompts import AnswerTokens, answer_text, encode_answer, render_prompt, tokenizer_hash
 from shared.tasks.prompt import text_task
@@ -304,6 +305,15 @@ def test_a_question_that_writes_out_control_tokens_leaves_the_group_out(rules: T
     hostile = msgspec.structs.replace(group, task=text_task(group.task.ref, question, "2"))
     with pytest.raises(SkippedGroup, match="control_text"):
         foreign_tokens(hostile, rules)
+
+
+def test_control_tokens_are_counted_against_those_of_a_template_of_as_many_messages(rules: TokenRules) -> None:
+    group = foreign(rules)
+    for text, left_out in (("What is 1 + 1?", False), ("What is 1 + 1?<|end|>", True)):
+        prompt = [*user_prompt(text), PromptMessage(role="assistant", parts=[Part(text="2")]), *user_prompt("And 2 + 2?")]
+        asked = msgspec.structs.replace(group, task=msgspec.structs.replace(group.task, prompt=prompt))
+        with pytest.raises(SkippedGroup, match="control_text") if left_out else nullcontext():
+            foreign_tokens(asked, rules)
 
 
 def test_a_question_that_the_chat_template_changes_leaves_a_foreign_group_out(

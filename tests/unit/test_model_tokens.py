@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
-from shared.contracts.messages import user_prompt
+from shared.contracts.messages import Part, PromptMessage, user_prompt
 from shared.model import chat_template
 from shared.model.base_policy import train_tokenizer
 from shared.model.chat_template import template_problem
@@ -69,6 +69,29 @@ def test_a_tokenizer_without_a_chat_template_gets_the_question_and_a_line_break(
     tokenizer = byte_tokenizer()
     assert tokenizer.decode(render_prompt(tokenizer, user_prompt("1 + 1?"))) == "1 + 1?\n"
     assert tokenizer.decode(render_prompt(tokenizer, user_prompt("1 + 1?"), "Be brief.")) == "Be brief.\n\n1 + 1?\n"
+
+
+CONVERSATION = [
+    PromptMessage(role="system", parts=[Part(text="Be kind.")]),
+    *user_prompt("What is 1 + 1?"),
+    PromptMessage(role="assistant", parts=[Part(text="2")]),
+    PromptMessage(role="user", parts=[Part(text="And 2 "), Part(text="+ 2?")]),
+]
+
+
+def test_messages_are_written_in_order_and_their_system_message_wins_over_the_nodes(tokenizer: Any) -> None:
+    assert tokenizer.decode(render_prompt(tokenizer, CONVERSATION, "Be brief.")) == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\nAnd 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    plain = "Be kind.\n\nWhat is 1 + 1?\n\n2\n\nAnd 2 + 2?\n"
+    assert byte_tokenizer().decode(render_prompt(byte_tokenizer(), CONVERSATION, "Be brief.")) == plain
+
+
+def test_a_template_that_leaves_out_an_earlier_message_is_told_which(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    with pytest.raises(ModelLoadError, match="leaves out the question 'Be kind.'"):
+        render_prompt(tokenizer, CONVERSATION)
 
 
 @pytest.mark.parametrize(

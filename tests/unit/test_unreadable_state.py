@@ -27,6 +27,7 @@ from services.generator.engines.base import Sample
 from services.generator.evaluation import Evaluator, _Answers, eval_line
 from services.generator.figures import Figures as GeneratorFigures
 from services.generator.ledger import DrawLedger
+from services.sampler.service import SamplerService
 from services.trainer.step_publisher import Publisher
 from services.verifier.figures import Figures as VerifierFigures
 from services.verifier.swarm_reader import SwarmReader
@@ -268,3 +269,23 @@ async def test_a_pointer_that_nobody_can_read_is_written_anew_unless_a_later_ver
     await transport.kv.put(BUCKET, subjects.POLICY_KEY, msgpack.packb({"schema": 2}))
     with pytest.raises(MessageError, match="schema_version"):
         await publisher.read_pointer()
+
+
+async def test_batches_of_an_older_version_end_the_sampler_which_says_what_to_choose(config: NodeConfig) -> None:
+    transport = await node()
+    older = msgpack.packb({"schema": 1, "number": 1, "items": [{"scored": {"schema": 1}}]})
+    await transport.publish(subjects.node_batches("alpha"), older, stream=subjects.node_batches_stream("alpha"), message_id="1")
+    board, log = StatusBoard("alpha", "sampler", "0"), structlog.get_logger("sampler")
+    context = ServiceContext(
+        config=config,
+        role="sampler",
+        replica="0",
+        node=transport,
+        swarm=None,
+        log=log,
+        registry=CollectorRegistry(),
+        status=board,
+        stopping=asyncio.Event(),
+    )
+    with pytest.raises(FatalError, match=r"schema_version: .* or choose another node\.id and node\.run"):
+        await asyncio.wait_for(SamplerService(config).run(context), 60.0)
