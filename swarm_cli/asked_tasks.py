@@ -21,7 +21,6 @@ from swarm_cli.errors import CommandError
 from swarm_cli.task_probe import SMALLER, problems_within
 
 NO_TASK, ALL_NAMES = "there is no such task", "`swarm task list` shows the names of all datasets"
-COLUMNS = "question,answer"
 
 
 def is_file(name: str) -> bool:
@@ -31,15 +30,15 @@ def is_file(name: str) -> bool:
 
 def asked_sources(names: Sequence[str], verifier: str, columns: str, settings: str) -> list[TaskSpec]:
     """The sources called `names`: datasets, and files, which are read here. A file's answers are
-    scored by `exact` by default. columns: a file's, `question,answer`. settings: a dataset's, as
-    JSON.
+    scored by `exact` by default. columns: a file's, `question,answer`; empty: the usual. settings:
+    a dataset's, as JSON.
 
     Raises:
         CommandError: with a line for each mistake. A dataset's name and settings are tried only if
             something else is wrong, as they are tried in the sandbox anyway.
     """
     with_files = any(map(is_file, names))
-    problems = list(_wrong_words(verifier, columns if with_files else COLUMNS, settings))
+    problems = list(_wrong_words(verifier, columns if with_files else "", settings))
     sources: list[TaskSpec] = []
     for name in names:
         try:
@@ -65,8 +64,8 @@ def canonical_settings(text: str) -> str:
 
 
 def _wrong_words(verifier: str, columns: str, settings: str) -> Iterator[str]:
-    if not all(_columns(columns)):
-        yield f"--columns {columns}: give two names, such as {COLUMNS}"
+    if columns and not all(_columns(columns)):
+        yield f"--columns {columns}: give two names, such as problem,solution"
     for check, word in ((VERIFIERS.check, verifier), (canonical_settings, settings)):
         try:
             check(word)
@@ -75,7 +74,7 @@ def _wrong_words(verifier: str, columns: str, settings: str) -> Iterator[str]:
 
 
 def _columns(columns: str) -> tuple[str, str]:
-    question, _, answer = columns.partition(",")
+    question, _, answer = columns.rpartition(",")
     return question, answer
 
 
@@ -87,7 +86,7 @@ def _file(path: str, verifier: str, columns: str) -> TaskSpec:
     from shared.tasks.file_source import with_row_name
 
     question, answer = _columns(columns)
-    if not (question and answer):
+    if columns and not (question and answer):
         data_files(Path(path))
         return TaskSpec(source="file", path=path)
     known = verifier != DEFAULT_VERIFIER and verifier in VERIFIERS.names()

@@ -15,7 +15,7 @@ import typer
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import DEFAULT_VERIFIER
 from shared.text import visible_json
-from swarm_cli.asked_tasks import ALL_NAMES, COLUMNS, NO_TASK, asked_sources, canonical_settings, is_file
+from swarm_cli.asked_tasks import ALL_NAMES, NO_TASK, asked_sources, canonical_settings, is_file
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names
@@ -29,10 +29,8 @@ Result = TypeVar("Result")
 
 task_app = typer.Typer(name="task", help="Inspect the tasks that policies are trained and evaluated on.", no_args_is_help=True)
 
-Dataset = Annotated[
-    str, typer.Argument(metavar="DATASET", help="A dataset's name, or your own file: x.jsonl, x.parquet, ./folder.")
-]
-Columns = Annotated[str, typer.Option(help="For a file: the columns of question and answer.")]
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="A dataset's name, or your own file: x.jsonl, x.csv, ./folder.")]
+Columns = Annotated[str, typer.Option(help="For a file: question and answer, as `problem,solution`; empty: the usual names.")]
 Settings = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
 Seed = Annotated[int, typer.Option(min=0)]
 Judge = Annotated[
@@ -66,7 +64,7 @@ def show(
     seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0, help="First task.")] = 0,
     count: Annotated[int, typer.Option(min=1, max=1000)] = 1,
-    columns: Columns = COLUMNS,
+    columns: Columns = "",
     as_json: AsJson = False,
 ) -> None:
     """Print tasks of a dataset: question and reference answer."""
@@ -89,7 +87,7 @@ def score(
     index: Annotated[int, typer.Option(min=0)] = 0,
     verifier: Judge = DEFAULT_VERIFIER,
     pass_at: Annotated[float | None, typer.Option(help="The reward from which on an answer passes.")] = None,
-    columns: Columns = COLUMNS,
+    columns: Columns = "",
     as_json: AsJson = False,
 ) -> None:
     """Print the reward that the verifier gives to an answer, in the sandbox that a run uses; then
@@ -139,7 +137,7 @@ def audit(
     settings: Settings = "{}",
     seed: Seed = 0,
     verifier: Judge = DEFAULT_VERIFIER,
-    columns: Columns = COLUMNS,
+    columns: Columns = "",
     as_json: AsJson = False,
 ) -> None:
     """Search for wrong answers that a verifier gives full marks: constants, echoes, right answers

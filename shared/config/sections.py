@@ -60,9 +60,17 @@ class TaskSpec(Section):
         description="Dataset name (`swarm task list`). Of a file leave it empty, or give the name that you expect (file_...), "
         "so that any other file is refused.",
     )
-    path: str = Field("", description="For source file: a .jsonl or .parquet file, or a folder saved by `datasets`.")
-    question: str = Field("question", min_length=1, description="For source file: the column with the questions.")
-    answer: str = Field("answer", min_length=1, description="For source file: the column with the reference answers.")
+    path: str = Field("", description="For source file: a .jsonl, .json, .csv or .parquet file, or a folder saved by `datasets`.")
+    question: str = Field(
+        "",
+        description="For source file: the column with the questions, or a text with columns in braces. Unset: the first of prompt, "
+        "question, problem.",
+    )
+    answer: str = Field(
+        "",
+        description="For source file: the column with the reference answers. Unset: the first of answer, ground_truth, "
+        "final_answer, solution, reward_model.ground_truth.",
+    )
     weight: float = Field(1.0, gt=0, le=1_000_000, description="Share of draws, relative to the other task sources.")
     config: dict[str, Any] = Field(
         default_factory=dict, description="The dataset's own settings, except `seed`, which each draw chooses."
@@ -131,7 +139,7 @@ class TaskSpec(Section):
                 yield "verifier reasoning_gym scores only its own datasets: use exact, final_number or math with a file"
         elif not self.dataset:
             yield 'dataset is missing: name one (`swarm task list`), or set source = "file" and path'
-        elif self.path or (self.question, self.answer) != ("question", "answer"):
+        elif self.path or self.question or self.answer:
             yield 'path, question and answer apply only to files: also set source = "file"'
 
 

@@ -1,30 +1,28 @@
-"""Lists the files of a task source and reads their rows one by one: JSON lines, Parquet, and
-folders of Hugging Face `datasets`.
+"""Lists the files of a task source and reads their rows one by one: JSON, CSV, Parquet, and folders
+of Hugging Face `datasets`.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from shared.contracts.limits import MAX_TEXT_CHARS
-from shared.tasks.answers import MAX_ANSWER_CHARS
 from shared.text import error_text, visible
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileRows
 
-SUFFIXES = (".arrow", ".parquet", ".jsonl")
-"""Formats that are read."""
 _BATCH_ROWS = 256
+_CHUNK_CHARS = 2**16
 _MAX_DIFFERENT_BYTES = 4 * 2**20
 """Different texts of a Parquet column that are kept apart from the rows, if they are many."""
 MAX_VALUE_BYTES = 4 * MAX_TEXT_CHARS
@@ -32,9 +30,9 @@ MAX_VALUE_BYTES = 4 * MAX_TEXT_CHARS
 of a gigabyte a million times, so what is longer is refused before it is unfolded.
 """
 MAX_LINE_BYTES = 16 * 2**20
-"""The longest line of a .jsonl file, and of a folder's state file. Two texts of the longest kind,
-every character escaped, take 6 MiB; a line may have other columns. Parsed, it may take twenty times
-as much memory.
+"""The longest row of a text file, and the longest state file of a folder. Two texts of the longest
+kind, every character escaped, take 6 MiB; a row may have other columns. Parsed, it may take twenty
+times as much memory.
 """
 _OTHER_KINDS = {
     b"\x1f\x8b": "compressed with gzip: unpack it (gunzip)",
@@ -53,6 +51,8 @@ _COUNTERS = re.compile(r"(?<![^\W_])[0-9a-f]{16,}(?![^\W_])|\d+(?:[\W_]*of[\W_]*
 """What tells the parts of one dataset apart in their names, in lower case: numbers (also
 `00000-of-00002`), and the hashes that older versions of `datasets` put behind them.
 """
+_ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
+"""Files in folders of datasets that hold no rows."""
 _NAMES_TOLD = 5
 
 _UNREADABLE = (ValueError, OverflowError, KeyError)
@@ -90,7 +90,7 @@ class Row(NamedTuple):
 
 def place_in(file: Path, number: int) -> str:
     """A row's place for error messages."""
-    return f"{file}: {'line' if file.suffix == '.jsonl' else 'row'} {number}" if number else str(file)
+    return f"{file}: {'line' if file.suffix in _BY_LINE else 'row'} {number}" if number else str(file)
 
 
 def data_files(path: Path) -> list[Path]:
@@ -114,21 +114,28 @@ def _found(path: Path) -> list[Path]:
         if kind := _other_kind(path):
             raise FileSourceError(f"{path}: it is {kind}")
         raise FileSourceError(
-            f"{path}: an unknown kind of file: give a .jsonl or .parquet file, or a folder that `datasets` saved with save_to_disk"
+            f"{path}: an unknown kind of file: give {', '.join(SUFFIXES)}, or a folder that `datasets` saved with save_to_disk"
         )
     return [path]
 
 
-def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
-    """All rows in order, and one with a `problem` for each line or file that cannot be read. From
-    Parquet and Arrow files, only `columns` are read.
+Wanted = Callable[[Callable[[str], bool]], Sequence[str]]
+"""The columns that are read of a table, which has those of which the function is true. A dot leads
+into a column of objects.
+"""
+
+
+def rows_of(files: Sequence[Path], wanted: Wanted) -> Iterator[Row]:
+    """All rows in order, and one with a `problem` for each line or file that cannot be read. Of
+    Parquet and Arrow files, only the columns `wanted` are read.
 
     Raises:
         FileSourceError: the package that reads such files is not installed.
     """
     for file in files:
         try:
-            yield from (_json_lines(file) if file.suffix == ".jsonl" else _tabular(file, columns))
+            kind = "" if file.suffix in PACKED else _other_kind(file)
+            yield from ([Row({}, file, 0, f"it is {kind}")] if kind else _READERS[file.suffix](file, wanted))
         except OSError as error:
             yield Row({}, file, 0, f"cannot be read ({error_text(error)}): let this user read it, or copy it again")
 
@@ -142,15 +149,15 @@ def _in_folder(folder: Path) -> list[Path]:
     splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
     if (folder / "dataset_dict.json").is_file() or (splits and not (folder / "dataset_info.json").is_file()):
         named = ", ".join(splits) or "none that is complete"
-        raise FileSourceError(
-            f"{folder}: it holds several splits ({named}): name one, path = {str(folder / (splits or ['train'])[0])!r}"
-        )
+        raise FileSourceError(f"{folder}: it holds several splits ({named}): name one{_proposed(folder, splits)}")
     saved = _saved_files(folder)
     if saved:
         return saved
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    files = sorted(path for path in folder.iterdir() if _holds_rows(path))
     if not files:
-        raise FileSourceError(f"{folder}: the folder holds no {', '.join(SUFFIXES)} file: give the folder that save_to_disk wrote")
+        folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and any(_holds_rows(file) for file in path.iterdir())]
+        proposed = _proposed(folder, [path.name for path in folders])
+        raise FileSourceError(f"{folder}: the folder holds no {', '.join(SUFFIXES)} file: give the folder of the rows{proposed}")
     names = {_without_counters(path.stem): path.name for path in reversed(files)}
     if len(names) > 1:
         told = ", ".join(visible(name, 100) for name in sorted(names.values())[:_NAMES_TOLD])
@@ -158,7 +165,7 @@ def _in_folder(folder: Path) -> list[Path]:
         raise FileSourceError(
             f"{folder}: it holds files of different names ({told}{more}), which may be different splits: name one file, or put "
             "the files of one split into a folder of their own; files that belong together have one name apart from numbers "
-            "(train-0.jsonl, train-1.jsonl)"
+            f"(train-0.jsonl, train-1.jsonl){_proposed(folder, [path.name for path in files])}"
         )
     formats = {path.suffix: visible(path.name, 100) for path in reversed(files)}
     if len(formats) > 1:
@@ -168,6 +175,16 @@ def _in_folder(folder: Path) -> list[Path]:
             "name one file, put the files of one format into a folder of their own, or write all in one format"
         )
     return files
+
+
+def _holds_rows(path: Path) -> bool:
+    return path.suffix in SUFFIXES and path.name not in _ABOUT and path.is_file()
+
+
+def _proposed(folder: Path, names: Sequence[str]) -> str:
+    """The path of the training split, if one of the names says that it is; no other is proposed."""
+    training = [name for name in names if "train" in _without_counters(name.rpartition(".")[0] or name).split()]
+    return f", path = {str(folder / training[0])!r}" if len(training) == 1 else ""
 
 
 def _without_counters(stem: str) -> str:
@@ -201,6 +218,43 @@ def _other_kind(file: Path) -> str:
     return next((kind for signature, kind in _OTHER_KINDS.items() if begin.startswith(signature)), "")
 
 
+MAX_DIGITS = 4_300
+"""Most digits of a number as text: what Python takes for a whole number in JSON. The ten characters
+of `1e99999999` would else become a hundred million.
+"""
+
+
+class Unusable(NamedTuple):
+    """Stands for a value that a file holds and that cannot be a question or an answer."""
+
+    why: str
+
+
+_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds {MAX_TEXT_CHARS:,} characters: shorten it")
+
+
+def exact_number(literal: str) -> float | Decimal | Unusable:
+    """A number of JSON that has a point or an exponent: a double if that is all that it says, and
+    else a decimal, which Parquet can hold as well. Two numbers that differ in a digit that a double
+    loses would be one answer, and their files one dataset.
+    """
+    number = float(literal)
+    if repr(number) == literal or not math.isfinite(number):
+        return number
+    if len(literal) > MAX_DIGITS:
+        return too_many_digits
+    if not literal.lower().partition("e")[0].strip("-0."):
+        return number  # zero, whatever its exponent
+    try:
+        exact = Decimal(literal)
+    except InvalidOperation:  # an exponent of twenty digits
+        return too_many_digits
+    return number if exact == Decimal(repr(number)) else exact
+
+
+too_many_digits = Unusable(f"has more than {MAX_DIGITS:,} digits when written without exponent: shorten it, or write it as text")
+
+
 class _Twice(dict[str, Any]):
     """An object of JSON with a key that stands twice, of which Python would keep the last value."""
 
@@ -216,13 +270,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return twice
 
 
-def _json_lines(file: Path) -> Iterator[Row]:
+def _json_lines(file: Path, _: Wanted) -> Iterator[Row]:
     """Reads line by line, because files have millions of lines. The first line may begin with a
     byte-order mark, which editors on Windows write.
     """
-    if kind := _other_kind(file):
-        yield Row({}, file, 0, f"it is {kind}")
-        return
     with file.open("rb") as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1):
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -242,13 +293,175 @@ def _json_lines(file: Path) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 yield Row({}, file, number, f"not JSON ({str(error)[:100]}): write one object per line")
             else:
-                wrong = "" if isinstance(values, dict) else 'not a JSON object: write {"question": "...", "answer": "..."}'
-                if type(values) is _Twice:
-                    wrong = f"the key {visible(values.key, 100)!r} stands twice: keep one of them"
-                yield Row({} if wrong else values, file, number, wrong)
+                yield _object(values, file, number)
 
 
-def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _object(values: Any, file: Path, number: int) -> Row:
+    wrong = "" if isinstance(values, dict) else 'not a JSON object: write {"question": "...", "answer": "..."}'
+    if isinstance(values, list) and file.suffix == ".jsonl":
+        wrong += ", or call a file that is one list .json"
+    if type(values) is _Twice:
+        wrong = f"the key {visible(values.key, 100)!r} stands twice: keep one of them"
+    return Row({} if wrong else values, file, number, wrong)
+
+
+def _json(file: Path, wanted: Wanted) -> Iterator[Row]:
+    """Reads a list of objects, or lines of them. After what is not JSON, a list cannot be read
+    further.
+    """
+    with file.open("rb") as stream:
+        begin = stream.read(_CHUNK_CHARS).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if begin.startswith(b"{"):
+        yield from _json_lines(file, wanted)
+        return
+    number = 0
+    with file.open(encoding="utf-8-sig") as text:
+        rows = _JsonList(text)
+        try:
+            sign = rows.taken()
+            if sign == "[" and rows.sign() == "]":
+                sign = rows.taken()
+            while sign in ("[", ","):
+                number += 1
+                yield _object(rows.value(), file, number)
+                sign = rows.taken()
+            rest = rows.sign() if sign == "]" else sign
+            if rest or (number and sign != "]"):
+                found = f"{visible(rest)!r} in line {rows.line}" if rest else "the file ends within it"
+                yield Row({}, file, number, f"not a list of JSON objects ({found}): write [{{...}}, {{...}}]")
+        except UnicodeDecodeError:
+            yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
+        except (ValueError, RecursionError) as error:
+            why = f"{getattr(error, 'msg', error)}, line {rows.line_of(error)}"
+            yield Row({}, file, number, f"not JSON ({why[:100]}): correct it; rows after it were not read")
+
+
+class _JsonList:
+    """The text of a JSON list, of which no more is held than about twice what a row may have."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._text = ""
+        self._at = 0
+        self._lines = 0
+
+    @property
+    def line(self) -> int:
+        return self._lines + self._text.count("\n", 0, self._at) + 1
+
+    def line_of(self, error: Exception) -> int:
+        return self._lines + error.lineno if isinstance(error, json.JSONDecodeError) else self.line
+
+    def sign(self) -> str:
+        """The next character that is not space; empty at the end."""
+        while (found := _NOT_SPACE.search(self._text, self._at)) is None:
+            self._at = len(self._text)
+            if not self._more():
+                return ""
+        self._at = found.start()
+        return found[0]
+
+    def taken(self) -> str:
+        """The same, and go on behind it."""
+        sign = self.sign()
+        self._at += len(sign)
+        return sign
+
+    def value(self) -> Any:
+        """Raises ValueError or RecursionError for what is not JSON."""
+        self.sign()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except (ValueError, RecursionError):
+                if self._more():
+                    continue
+                raise
+            if end < len(self._text) or not self._more():  # a number may go on
+                self._at = end
+                return value
+
+    def _more(self) -> bool:
+        """Read as much again as is not read yet; at the end, and if that is too much, return
+        False.
+        """
+        line, rest = self.line, self._text[self._at :]
+        if len(rest) > MAX_LINE_BYTES or not (read := self._stream.read(max(_CHUNK_CHARS, len(rest)))):
+            return False
+        self._text, self._at, self._lines = rest + read, 0, line - 1
+        return True
+
+
+_DECODER = json.JSONDecoder(parse_float=exact_number, object_pairs_hook=_unique)
+_NOT_SPACE = re.compile(r"[^ \t\r\n]")
+
+
+class _Lines:
+    """The lines of a text file, as the csv module takes them, and the number of the last one.
+    `left`: bytes that the record may still have.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.number = 0
+        self.left = MAX_LINE_BYTES
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._stream.readline(self.left + 1):
+            self.left -= len(line)
+            if self.left < 0:
+                raise OverflowError
+            self.number += 1
+            yield line.decode("utf-8-sig" if self.number == 1 else "utf-8")
+
+
+def _separated(file: Path, _: Wanted) -> Iterator[Row]:
+    """Reads CSV (RFC 4180) under a header line, with whatever separates most names there."""
+    csv.field_size_limit(MAX_LINE_BYTES)
+    names: list[str] = []
+    with file.open("rb") as stream:
+        first = re.sub(rb'"[^"]*"', b"", stream.readline(MAX_LINE_BYTES))
+        separator = max(_SEPARATORS, key=lambda each: first.count(each.encode()))
+        stream.seek(0)
+        lines = _Lines(stream)
+        records = csv.reader(iter(lines), delimiter=separator, strict=True)
+        while True:
+            number, lines.left = lines.number + 1, MAX_LINE_BYTES
+            try:
+                fields = next(records, None)
+            except UnicodeDecodeError:
+                yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
+                return
+            except OverflowError:
+                yield Row({}, file, number, f"longer than {MAX_LINE_BYTES:,} bytes: close its quotes, or shorten it")
+                return
+            except csv.Error as error:
+                yield Row(
+                    {}, file, number, f"not CSV ({error}): quote texts with quotes or line breaks, and write their quotes twice"
+                )
+                continue
+            if fields is None:
+                return
+            if not names:
+                names = [name.strip() for name in fields]
+                if len(set(names)) < len(names):
+                    yield Row({}, file, number, _several(Counter(names).most_common(1)[0][0]))
+                    return
+            elif len(fields) == len(names):
+                yield Row(dict(zip(names, fields, strict=True)), file, number)
+            elif fields:
+                parts = f"it has {len(fields)} fields, separated by {_SEPARATORS[separator]}, and the header {len(names)}"
+                yield Row({}, file, number, f"{parts}: quote texts that hold a separator")
+
+
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
+
+
+def _several(name: str) -> str:
+    return f"it has several columns {visible(name, 100)!r}: rename or remove all but one"
+
+
+def _tabular(file: Path, wanted: Wanted) -> Iterator[Row]:
     """Reads a batch of rows at a time, so that a file need not fit into memory. If columns are
     missing, each row also has the columns that exist, without values, so that the caller's message
     can list them.
@@ -256,37 +469,65 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     arrow = require_pyarrow()
     number = 0
     try:
-        for batch in _batches(arrow, file, columns):
-            names = [name for name in columns if name in batch.schema.names]
-            if twice := [name for name in names if batch.schema.names.count(name) > 1]:
-                yield Row({}, file, 0, f"it has several columns {twice[0]!r}: rename or remove all but one")
+        for schema, batch in _batches(arrow, file, wanted):
+            columns = wanted(lambda name, schema=schema: bool(_path(arrow, schema, name)))  # type: ignore[misc]
+            paths = {name: path for name in columns if (path := _path(arrow, schema, name))}
+            if twice := [path[0] for path in paths.values() if schema.names.count(path[0]) > 1]:
+                yield Row({}, file, 0, _several(twice[0]))
                 return
-            lists = [_values(arrow, batch.column(batch.schema.names.index(name))) for name in names]
-            others = {} if len(names) == len(columns) else dict.fromkeys(batch.schema.names)
+            lists = [_values(arrow, _column(batch, path)) for path in paths.values()]
+            others = {} if len(paths) == len(columns) else dict.fromkeys(_leaves(arrow, schema))
             for place in range(batch.num_rows):
                 number += 1
-                yield Row({**others, **{name: values[place] for name, values in zip(names, lists, strict=True)}}, file, number)
+                yield Row({**others, **{name: values[place] for name, values in zip(paths, lists, strict=True)}}, file, number)
     except MemoryError:
         raise
     except arrow.ArrowException as error:
         yield Row({}, file, 0, f"cannot be read as {file.suffix[1:]}: {str(error).strip()[:200]}: write it again")
 
 
-def _batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[Any]:
+def _path(arrow: ModuleType, fields: Any, name: str) -> list[str]:
+    """The names that lead to a column, the outermost first; empty if there is none. fields: a
+    schema, or the type of a column of objects.
+    """
+    types = {field.name: field.type for field in fields}
+    if name in types:
+        return [name]
+    head, _, rest = name.partition(".")
+    inner = _path(arrow, types[head], rest) if rest and head in types and arrow.types.is_struct(types[head]) else []
+    return [head, *inner] if inner else []
+
+
+def _leaves(arrow: ModuleType, fields: Any) -> Iterator[str]:
+    for field in fields:
+        yield field.name
+        if arrow.types.is_struct(field.type):
+            yield from (f"{field.name}.{inner.name}" for inner in field.type)
+
+
+def _column(batch: Any, path: Sequence[str]) -> Any:
+    from pyarrow import compute
+
+    column = batch.column(batch.schema.names.index(path[0]))
+    return compute.struct_field(column, list(path[1:])) if len(path) > 1 else column
+
+
+def _batches(arrow: ModuleType, file: Path, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
+    """Batches of rows, each with the schema of the whole file."""
     if file.suffix == ".parquet":
-        yield from _parquet_batches(arrow, file, columns)
+        yield from _parquet_batches(arrow, file, wanted)
         return
     with arrow.memory_map(str(file)) as source:
         try:
             reader: Any = arrow.ipc.open_stream(source)
         except arrow.ArrowInvalid:
             reader = arrow.ipc.open_file(source)
-            yield from (reader.get_batch(place) for place in range(reader.num_record_batches))
+            yield from ((reader.schema, reader.get_batch(place)) for place in range(reader.num_record_batches))
             return
-        yield from reader
+        yield from ((reader.schema, batch) for batch in reader)
 
 
-def _parquet_batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[Any]:
+def _parquet_batches(arrow: ModuleType, file: Path, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
     """Equal texts stay one text, as they are in the file, while there are few different ones: each
     batch comes with all texts of its row group so far, which for many would take quadratic time.
     """
@@ -294,23 +535,23 @@ def _parquet_batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> I
 
     with parquet.ParquetFile(str(file)) as table:
         schema = table.schema_arrow
-    # If the table lacks the column, the error message lists the ones that exist.
-    wanted = list(dict.fromkeys(columns)) if set(columns) <= set(schema.names) else schema.names
+    paths = [_path(arrow, schema, name) for name in wanted(lambda name: bool(_path(arrow, schema, name)))]
+    columns = [".".join(path) for path in paths if path]
     # By field, because two columns may have one name.
-    texts = list({field.name for field in schema if field.name in wanted and arrow.types.is_string(field.type)})
+    texts = list({field.name for field in schema if field.name in columns and arrow.types.is_string(field.type)})
     done = 0
     with parquet.ParquetFile(str(file), read_dictionary=texts) as table:
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False):
-            yield batch
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
+            yield schema, batch
             done += batch.num_rows
             if any(_has_many_texts(arrow, column) for column in batch.columns):
                 break
         else:
             return
     with parquet.ParquetFile(str(file)) as table:
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False):
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
             if done < batch.num_rows:
-                yield batch.slice(done)
+                yield schema, batch.slice(done)
             done = max(0, done - batch.num_rows)
 
 
@@ -398,169 +639,16 @@ def require_pyarrow() -> ModuleType:
     return module
 
 
-# Converts a value from a file to text: the same value gives the same text, whatever format it was
-# stored in.
-
-
-MAX_DIGITS = 4_300
-"""Most digits of a number as text: what Python takes for a whole number in JSON. The ten characters
-of `1e99999999` would else become a hundred million.
-"""
-
-
-class ValueProblem(ValueError):
-    """A value cannot be a question or an answer. The message continues a sentence that begins with
-    the column's name.
-    """
-
-
-class Unusable(NamedTuple):
-    """Stands for a value that a file holds and that cannot be a question or an answer."""
-
-    why: str
-
-
-_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds {MAX_TEXT_CHARS:,} characters: shorten it")
-
-
-def exact_number(literal: str) -> float | Decimal | Unusable:
-    """A number of JSON that has a point or an exponent: a double if that is all that it says, and
-    else a decimal, which Parquet can hold as well. Two numbers that differ in a digit that a double
-    loses would be one answer, and their files one dataset.
-    """
-    number = float(literal)
-    if repr(number) == literal or not math.isfinite(number):
-        return number
-    if len(literal) > MAX_DIGITS:
-        return _too_many_digits
-    if not literal.lower().partition("e")[0].strip("-0."):
-        return number  # zero, whatever its exponent
-    try:
-        exact = Decimal(literal)
-    except InvalidOperation:  # an exponent of twenty digits
-        return _too_many_digits
-    return number if exact == Decimal(repr(number)) else exact
-
-
-_too_many_digits = Unusable(f"has more than {MAX_DIGITS:,} digits when written without exponent: shorten it, or write it as text")
-
-
-def as_text(value: Any) -> str:
-    """The value as text: text unchanged; numbers in digits, without exponent and superfluous zeros;
-    `true` and `false`.
-
-    3, 3.0 and the decimal 3.00 all become `3`, because file formats differ in which of them they
-    can store.
-
-    Raises:
-        ValueProblem: null, not a finite number, one of more than `MAX_DIGITS` digits, composed of
-            several values, or unusable.
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Unusable):
-        raise ValueProblem(value.why)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        raise ValueProblem("has no value (null): give it one or remove the row")
-    if isinstance(value, int):
-        return _digits(Decimal(value))
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueProblem(f"is {value}, which is not a number that answers can be compared with: write it as text")
-        return _digits(Decimal(repr(value)))
-    if isinstance(value, Decimal) and value.is_finite():
-        return _digits(value)
-    if isinstance(value, list | tuple | dict):
-        raise ValueProblem("consists of several values (a list or an object): make it one text or number")
-    raise ValueProblem(f"is a {type(value).__name__}, neither text nor number: store it as text")
-
-
-def _digits(value: Decimal) -> str:
-    exponent = value.as_tuple().exponent
-    assert isinstance(exponent, int), "an infinity or NaN, which the caller refuses"
-    if max(value.adjusted() + 1, 1) + max(-exponent, 0) > MAX_DIGITS:
-        raise ValueProblem(_too_many_digits.why)
-    text = format(value, "f")
-    if "." in text:
-        text = text.rstrip("0").rstrip(".")
-    return "0" if text == "-0" else text
-
-
-# Rows of a task source's files as texts, each checked to be one that a message and a scorer can
-# take.
-
-
-_NAMES_KEPT = 200
-_NAME_KEPT_CHARS = 200
-
-
-class TextRow(NamedTuple):
-    """`row`: where it is, and what is wrong with the whole of it; its values are left out, but if
-    it lacks a column, it has the names of those that it has. `problems`: by column, what is wrong
-    with its value; empty for a text. `texts`: question and answer; empty if anything is wrong.
-    """
-
-    row: Row
-    problems: Mapping[str, str]
-    texts: tuple[str, ...]
-
-
-def text_rows(files: Sequence[Path], question: str, answer: str) -> Iterator[TextRow]:
-    """All rows in order, with the texts of the columns `question` and `answer`.
-
-    Raises:
-        FileSourceError: the package that reads such files is not installed.
-    """
-    for row in rows_of(files, [question, answer]):
-        yield _as_texts(row, question, answer)
-
-
-def _as_texts(row: Row, question: str, answer: str) -> TextRow:
-    """Looks at every column, so that a row's mistakes are reported together."""
-    place = Row({}, row.file, row.number, row.problem)
-    if row.problem:
-        return TextRow(place, {}, ())
-    problems: dict[str, str] = {}
-    texts: list[str] = []
-    for column, checked in ((question, _question), (answer, _answer)):
-        if column in row.values:
-            try:
-                texts.append(checked(row.values[column]))
-                problems[column] = ""
-            except ValueProblem as problem:
-                problems[column] = str(problem)
-    if len(problems) < len({question, answer}):
-        names = (name[:_NAME_KEPT_CHARS] for name in islice(row.values, _NAMES_KEPT))
-        place = place._replace(values=dict.fromkeys(names))
-    return TextRow(place, problems, tuple(texts) if len(texts) == 2 else ())
-
-
-def _text(value: Any) -> str:
-    """Text that is not empty and can be packed. A lone surrogate passes as JSON and would fail only
-    when the group is packed, hours later. Raises ValueProblem.
-    """
-    text = as_text(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueProblem("holds half a character (a lone surrogate): write it as UTF-8") from None
-    if not text.strip():
-        raise ValueProblem("is empty: give it a text or remove the row")
-    return text
-
-
-def _question(value: Any) -> str:
-    text = _text(value)
-    if len(text) > MAX_TEXT_CHARS:
-        raise ValueProblem(f"has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it")
-    return text
-
-
-def _answer(value: Any) -> str:
-    """A reference answer that is not too long to be scored. Raises ValueProblem."""
-    text = _text(value)
-    if len(text) > MAX_ANSWER_CHARS:
-        raise ValueProblem(f"has {len(text):,} characters, but an answer of more than {MAX_ANSWER_CHARS:,} earns 0: shorten it")
-    return text
+_READERS: dict[str, Callable[[Path, Wanted], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".csv": _separated,
+    ".tsv": _separated,
+    ".parquet": _tabular,
+    ".arrow": _tabular,
+}
+"""By the ending of a file's name, what reads its rows."""
+SUFFIXES = tuple(_READERS)
+PACKED = (".parquet", ".arrow")
+"""Formats that need pyarrow and may unfold to far more than the file is long."""
+_BY_LINE = (".jsonl", ".csv", ".tsv")

@@ -61,11 +61,13 @@ class FileRows:
     ) -> None:
         """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: the file's name
         in error messages. `hashes`: of the questions. `places`: of the rows in the user's files.
+        `note`: what a user should know of how the file was read; set by the reader.
         """
         self.name = name
         self.descriptor = descriptor
         self.where = where
         self.places = places
+        self.note = ""
         self._count = count
         self.size_bytes = os.fstat(descriptor).st_size
         self._map = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import stat
 import tempfile
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from itertools import groupby, islice
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from shared.config.section import entry_lines, sources_message
 from shared.registry import did_you_mean
 from shared.tasks.derive import TaskConfigError
-from shared.tasks.file_formats import FileSourceError, Row, TextRow, data_files, place_in, text_rows
+from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
+from shared.tasks.file_formats import PACKED, FileSourceError, Row, data_files, place_in
 from shared.tasks.file_rows import FileRows, RowsWriter, register_rows
 from shared.tasks.subprocess_reader import read_rows_in_subprocess
 from shared.text import error_text, visible
@@ -96,14 +97,17 @@ def with_row_name(spec: TaskSpec) -> TaskSpec:
 
 def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
     """Checked rows in an unnamed temporary file, which is deleted when no process has it open."""
-    columns = [("question", spec.question), ("answer", spec.answer)]
+    try:
+        columns = Columns(spec.question, spec.answer)
+    except ValueError as error:
+        raise FileSourceError(f"{spec.path}: {error}") from None
     mistakes = Mistakes(columns)
     rows: FileRows | None = None
     try:
-        with tempfile.TemporaryFile() as file, closing(_text_rows(spec, files)) as read_rows:
+        with tempfile.TemporaryFile() as file, closing(_text_rows(files, columns)) as read_rows:
             writer = RowsWriter(cast(Any, file))
             for read in read_rows:
-                _note(read, [spec.question, spec.answer], mistakes)
+                mistakes.note(read)
                 if mistakes.full:
                     break
                 if read.texts:
@@ -115,6 +119,7 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
                 raise FileSourceError(f"{spec.path}: it has no rows: write at least one with a question and an answer")
             if len(writer):
                 rows = writer.finish(spec.path)
+                rows.note = columns.note()
     except OSError as error:
         raise FileSourceError(
             f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()} ({error_text(error)}): make room there or set TMPDIR"
@@ -145,25 +150,8 @@ def _find_contradictions(rows: FileRows, mistakes: Mistakes) -> None:
         )
 
 
-def _text_rows(spec: TaskSpec, files: Sequence[Path]) -> Generator[TextRow]:
-    if all(file.suffix == ".jsonl" for file in files):
-        yield from text_rows(files, spec.question, spec.answer)
-    else:
-        yield from read_rows_in_subprocess(files, spec.question, spec.answer)
-
-
-def _note(read: TextRow, columns: Sequence[str], mistakes: Mistakes) -> None:
-    """Note what is wrong with a row, and its columns."""
-    if read.row.problem:
-        mistakes.add(read.row, read.row.problem)
-        return
-    for column in columns:
-        if column not in read.problems:
-            mistakes.lacks(read.row, column)
-            continue
-        mistakes.has(read.row, column)
-        if read.problems[column]:
-            mistakes.add(read.row, f"column {column!r}: {read.problems[column]}")
+def _text_rows(files: Sequence[Path], columns: Columns) -> Generator[TextRow]:
+    yield from (read_rows_in_subprocess if files[0].suffix in PACKED else text_rows)(files, columns)
 
 
 def _too_large() -> str:
@@ -196,9 +184,8 @@ class _Mistake(NamedTuple):
 class Mistakes:
     """The mistakes of one task source, which may be a folder of files."""
 
-    def __init__(self, columns: Sequence[tuple[str, str]]) -> None:
-        """`columns`: pairs of a setting (`question`) and the column that it names."""
-        self._settings = {column: setting for setting, column in columns}
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
         self._found: list[_Mistake] = []
         self._present: set[tuple[Path, str]] = set()
         self._names: dict[Path, dict[str, None]] = {}
@@ -214,7 +201,24 @@ class Mistakes:
     def add(self, row: Row, problem: str) -> None:
         self._found.append(_Mistake(Row({}, row.file, row.number), problem))
 
-    def lacks(self, row: Row, column: str) -> None:
+    def note(self, read: TextRow) -> None:
+        """Note what is wrong with a row, and the columns that it has."""
+        if read.row.problem:
+            self.add(read.row, read.row.problem)
+            return
+        for column in self._settings():
+            if column in read.lacking:
+                self._lacks(read.row, column)
+            else:
+                self._present.add((read.row.file, column))
+        for problem in read.problems:
+            self.add(read.row, problem)
+
+    def _settings(self) -> dict[str, str]:
+        """The setting (`question`) that names each column."""
+        return {column: setting for setting in USUAL for column in self._columns.needed(setting)}
+
+    def _lacks(self, row: Row, column: str) -> None:
         """A row has no such column. Whether the row is wrong or the column's name depends on the
         other rows of its file.
         """
@@ -223,35 +227,44 @@ class Mistakes:
         known.update(dict.fromkeys(names[: _COLUMNS_KEPT - len(known)]))
         self._found.append(_Mistake(Row({}, row.file, row.number), "", column, names))
 
-    def has(self, row: Row, column: str) -> None:
-        self._present.add((row.file, column))
-
     def lines(self) -> list[str]:
         """One line per mistake, in the order of the rows, and how many are left out."""
+        # Until it is found, a column that is not set is called by its setting's name.
+        named = [each._replace(column=self._columns.found.get(each.column, each.column)) for each in self._found]
         found: list[str | _Mistake] = []
-        for file, group in groupby(sorted(self._found, key=lambda each: each.row[1:3]), lambda each: each.row.file):
+        for file, group in groupby(sorted(named, key=lambda each: each.row[1:3]), lambda each: each.row.file):
             found += self._in_one_file(file, list(group))
-        return [each if isinstance(each, str) else _said(each, self._settings) for each in first_of(found, at_least=self.full)]
+        return [each if isinstance(each, str) else self._said(each) for each in first_of(found, at_least=self.full)]
 
     def _in_one_file(self, file: Path, found: list[_Mistake]) -> list[str | _Mistake]:
         """A column that no row has is one mistake, and so is a file of another kind."""
         known = {column for there, column in self._present if there == file}
         if not known and file not in self._names and len(found) > MOST_TOLD:
-            first = _said(found[0], self._settings).removeprefix(f"{file}: ")
+            first = self._said(found[0]).removeprefix(f"{file}: ")
             return [f"{file}: none of its first {len(found):,} lines is a row; {first}"]
         lacking = {each.column for each in found if each.column}
-        absent = [column for column in self._settings if column in lacking - known]
+        absent = [column for column in self._settings() if column in lacking - known]
         return [
             *(self._no_column(file, column) for column in absent),
             *(each for each in found if not each.column or each.column in known),
         ]
 
     def _no_column(self, file: Path, column: str) -> str:
-        setting = self._settings[column]
-        return (
-            f"{file}: there is no column {column!r}; its columns are {_listed(column, self._names[file], self._settings)}; "
-            f"set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
-        )
+        settings = self._settings()
+        setting = settings[column]
+        guessed = not self._columns.configured[setting] and setting not in self._columns.found
+        others = [name for name in USUAL[setting] if guessed and name != column]
+        nor = f" (nor {', '.join(others)})" if others else ""
+        listed = _listed([column, *others], self._names[file], settings)
+        remedy = f"set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
+        return f"{file}: there is no column {column!r}{nor}; its columns are {listed}; {remedy}"
+
+    def _said(self, mistake: _Mistake) -> str:
+        if not mistake.column:
+            return f"{mistake.row.place}: {mistake.problem}"
+        has, setting = _listed([mistake.column], mistake.names), self._settings()[mistake.column]
+        remedy = f"give it one, remove it, or set `{setting}` to another column"
+        return f"{mistake.row.place}: this row has no {mistake.column!r}, only {has}: {remedy}"
 
 
 def first_of(lines: Sequence[Line], *, at_least: bool = False) -> list[Line | str]:
@@ -262,18 +275,9 @@ def first_of(lines: Sequence[Line], *, at_least: bool = False) -> list[Line | st
     return [*lines[:MOST_TOLD], f"and {'at least ' if at_least else ''}{left:,} more"]
 
 
-def _said(mistake: _Mistake, settings: Mapping[str, str]) -> str:
-    if not mistake.column:
-        return f"{mistake.row.place}: {mistake.problem}"
-    has = _listed(mistake.column, mistake.names)
-    return (
-        f"{mistake.row.place}: this row has no {mistake.column!r}, only {has}: give it one, remove it, or "
-        f"set `{settings[mistake.column]}` to another column"
-    )
-
-
-def _listed(column: str, names: Iterable[str], taken: Iterable[str] = ()) -> str:
+def _listed(meant: Sequence[str], names: Iterable[str], taken: Iterable[str] = ()) -> str:
     """A file's columns, and which of them may have been meant: none that another setting names."""
-    hint = did_you_mean(column, sorted({*names}.difference(taken)))
+    others = sorted({*names}.difference(taken))
+    hint = next(filter(None, (did_you_mean(column, others) for column in meant)), "")
     listed = ", ".join(visible(name, _NAME_TOLD_CHARS) for name in sorted(names))[:_NAMES_TOLD_CHARS] or "(none)"
     return listed + (f" ({visible(hint)})" if hint else "")

@@ -20,7 +20,8 @@ from typing import IO
 
 from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.runtime.process_limits import MappedMemory, ending_with_parent, limit, limit_data
-from shared.tasks.file_formats import Row, TextRow, require_pyarrow, text_rows
+from shared.tasks.file_columns import Columns, TextRow, text_rows
+from shared.tasks.file_formats import Row, require_pyarrow
 from shared.text import visible
 
 MEMORY_BYTES = 768 * 2**20
@@ -29,7 +30,7 @@ one row group takes two thirds of it; files of ordinary questions take a few MiB
 """
 _FRAME = struct.Struct("<cIIII")
 """Kind; number of the file and of the row in it; sizes of two contents."""
-_TEXTS, _WRONG, _TOO_LARGE, _END = b"t", b"w", b"m", b"."
+_TEXTS, _WRONG, _COLUMNS, _TOO_LARGE, _END = b"t", b"w", b"c", b"m", b"."
 _MAX_FRAME_BYTES = 4 * MAX_TEXT_CHARS
 _GONE_S = 10.0
 """What a process that has closed its output may take to end."""
@@ -39,15 +40,15 @@ _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", 
 """Else allocators and threads reserve gigabytes of address space, which is what is limited."""
 
 
-def read_rows_in_subprocess(files: Sequence[Path], question: str, answer: str) -> Iterator[TextRow]:
-    """As `text_rows` for two columns, with at most `MEMORY_BYTES` for reading. What takes more is
+def read_rows_in_subprocess(files: Sequence[Path], columns: Columns) -> Iterator[TextRow]:
+    """As `text_rows`, with at most `MEMORY_BYTES` for reading. What takes more is
     the problem of a last row, as is the end of the process that reads.
 
     Raises:
         FileSourceError: pyarrow is not installed.
     """
     require_pyarrow()
-    asked = {"files": [str(file) for file in files], "columns": [question, answer]}
+    asked = {"files": [str(file) for file in files], "columns": columns.configured}
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
@@ -63,10 +64,10 @@ def read_rows_in_subprocess(files: Sequence[Path], question: str, answer: str) -
         try:
             with process.stdin:
                 process.stdin.write(json.dumps(asked).encode())
-            yield from _received(process.stdout, files, [question, answer])
+            yield from _received(process.stdout, files, columns)
         except (EOFError, BrokenPipeError):
             ended = f"the process that read it {_end(process, errors)}: write it as .jsonl"
-            yield TextRow(Row({}, _all_of(files), 0, ended), {}, ())
+            yield TextRow(Row({}, _all_of(files), 0, ended))
         finally:
             process.kill()
 
@@ -85,23 +86,25 @@ def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
     return f"ended with code {code} ({visible(last[0], 200)})"
 
 
-def _received(frames: IO[bytes], files: Sequence[Path], columns: Sequence[str]) -> Iterator[TextRow]:
+def _received(frames: IO[bytes], files: Sequence[Path], columns: Columns) -> Iterator[TextRow]:
     """Rows until the last frame. Raises EOFError if there is no last frame."""
-    fine = dict.fromkeys(columns, "")
     while True:
         kind, file, number, *sizes = _FRAME.unpack(_exactly(frames, _FRAME.size))
         if kind == _END:
             return
-        if kind not in (_TEXTS, _WRONG, _TOO_LARGE) or max(sizes) > _MAX_FRAME_BYTES or file >= len(files):
+        if kind not in (_TEXTS, _WRONG, _COLUMNS, _TOO_LARGE) or max(sizes) > _MAX_FRAME_BYTES or file >= len(files):
             raise EOFError
         first, second = (_exactly(frames, size).decode(errors="replace") for size in sizes)
         if kind == _TEXTS:
-            yield TextRow(Row({}, files[file], number), fine, (first, second))
+            yield TextRow(Row({}, files[file], number), texts=(first, second))
         elif kind == _WRONG:
             wrong = json.loads(first)
-            yield TextRow(Row(dict.fromkeys(wrong["names"]), files[file], number, wrong["row"]), wrong["columns"], ())
+            place = Row(dict.fromkeys(wrong["names"]), files[file], number, wrong["row"])
+            yield TextRow(place, wrong["lacking"], wrong["problems"])
+        elif kind == _COLUMNS:
+            columns.found, columns.passed_over = json.loads(first), json.loads(second)
         else:
-            yield TextRow(Row({}, _all_of(files), 0, _TAKES_MORE), {}, ())
+            yield TextRow(Row({}, _all_of(files), 0, _TAKES_MORE))
             return
 
 
@@ -118,7 +121,7 @@ def main() -> None:
     from pyarrow import compute, parquet  # noqa: F401
 
     asked = json.load(sys.stdin.buffer)
-    files = [Path(file) for file in asked["files"]]
+    files, columns = [Path(file) for file in asked["files"]], Columns(**asked["columns"])
     numbers = {file: number for number, file in enumerate(files)}
     # What a library prints must not come between the frames.
     out = os.fdopen(os.dup(1), "wb", buffering=2**16)
@@ -129,13 +132,17 @@ def main() -> None:
     limit_data((memory.data_bytes() or 0) + MEMORY_BYTES)
     limit((memory.size_bytes() or 0) + longest + MEMORY_BYTES, processes=True)
     try:
-        for read in text_rows(files, *asked["columns"]):
+        known = 0
+        for read in text_rows(files, columns):
             place = numbers[read.row.file], read.row.number
+            if len(columns.found) > known:
+                known = len(columns.found)
+                _write(out, _COLUMNS, 0, 0, json.dumps(columns.found).encode(), json.dumps(columns.passed_over).encode())
             if read.texts:
                 _write(out, _TEXTS, *place, *(text.encode() for text in read.texts))
             else:
-                wrong = {"row": read.row.problem, "names": list(read.row.values), "columns": read.problems}
-                _write(out, _WRONG, *place, json.dumps(wrong).encode())
+                wrong = {"row": read.row.problem, "names": list(read.row.values)}
+                _write(out, _WRONG, *place, json.dumps(wrong | {"lacking": read.lacking, "problems": read.problems}).encode())
         _write(out, _END)
     except MemoryError:
         _write(out, _TOO_LARGE)

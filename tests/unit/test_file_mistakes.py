@@ -81,14 +81,14 @@ def test_the_column_of_another_setting_is_not_suggested(tmp_path: Path) -> None:
 def test_one_row_without_the_column_is_a_bad_row_and_a_file_without_it_has_no_such_column(tmp_path: Path) -> None:
     (row,) = refused(written(tmp_path / "row.jsonl", good(1), {"question": "q"}, good(2)))
     assert row.startswith("line 2: this row has no 'answer', only question") and "--columns" not in row
-    told = refused(written(tmp_path / "all.jsonl", *({"problem": f"q{n}", "anwser": n, "id": n} for n in range(30))))
+    told = refused(written(tmp_path / "all.jsonl", *({"text": f"q{n}", "anwser": n, "id": n} for n in range(30))))
     assert told == [
-        "there is no column 'question'; its columns are anwser, id, problem; set `question` (`swarm task`: --columns) to the "
-        "questions' column",
-        "there is no column 'answer'; its columns are anwser, id, problem (did you mean anwser?); set `answer` (`swarm task`: "
-        "--columns) to the answers' column",
+        "there is no column 'question' (nor prompt, problem); its columns are anwser, id, text; set `question` (`swarm task`: "
+        "--columns) to the questions' column",
+        "there is no column 'answer' (nor ground_truth, final_answer, solution, reward_model.ground_truth); its columns are "
+        "anwser, id, text (did you mean anwser?); set `answer` (`swarm task`: --columns) to the answers' column",
     ]
-    told = refused(written(tmp_path / "one.jsonl", {"problem": "q", "answer": 1}, {"problem": "r", "answer": None}))
+    told = refused(written(tmp_path / "one.jsonl", {"text": "q", "answer": 1}, {"text": "r", "answer": None}))
     assert len(told) == 2 and told[1].startswith("line 2: column 'answer': has no value"), "the other column is looked at too"
 
 
@@ -201,7 +201,7 @@ def test_a_foreign_file_is_told_in_one_line_without_reading_all_of_it(tmp_path: 
 def test_a_line_without_end_and_names_without_number_take_neither_time_nor_memory(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     with file.open("wb") as out:
-        out.write(b"[")
+        out.write(b'{"a": [')
         for _ in range(40):
             out.write(b"{}," * 400_000)
         many_names = {f"answer{n}": n for n in range(300_000)}

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.config import TaskSpec
-from shared.tasks.file_formats import FileSourceError, as_text, exact_number
+from shared.tasks.file_columns import as_text
+from shared.tasks.file_formats import FileSourceError, exact_number
 from shared.tasks.file_rows import FileRows
 from shared.tasks.file_source import load_rows
 

@@ -33,7 +33,7 @@ from shared.tasks import (
     held_out_tasks,
     score_answer,
 )
-from shared.tasks.file_formats import ValueProblem, as_text
+from shared.tasks.file_columns import ValueProblem, as_text
 from shared.tasks.file_source import load_rows, with_rows
 from shared.tasks.prompt import text_key
 from shared.tasks.specs import checked_config, file_questions
@@ -171,7 +171,7 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, r
         (["[1, 2]\n"], ["line 1", "not a JSON object"]),
         ([ROWS[0], '{"question": "q"\n'], ["line 2", "line 1 column 17"]),
         ([{"question": "q", "anwser": 4}], ["no column 'answer'", "(did you mean anwser?)", "`swarm task`: --columns"]),
-        ([{"problem": "q", "solution": 4}], ["no column 'question'", "its columns are problem, solution"]),
+        ([{"text": "q", "solution": 4}], ["no column 'question' (nor prompt, problem); its columns are solution, text"]),
         ([{"question": "q", "answer": None}], ["line 1", "column 'answer': has no value"]),
         ([{"question": "q", "answer": ["4"]}], ["line 1: column 'answer'", "several values"]),
         (['{"question": "q", "answer": NaN}\n'], ["line 1", "not a number"]),
@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(tmp_path: Path, row
 
 @pytest.mark.slow
 def test_a_path_that_names_no_rows_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "table.csv").write_text("question,answer\n")
+    (tmp_path / "table.txt").write_text("question,answer\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "splits" / "test").mkdir(parents=True)
     (tmp_path / "splits" / "dataset_dict.json").write_text("{}")
@@ -210,13 +210,13 @@ def test_a_path_that_names_no_rows_is_refused_in_a_sentence(tmp_path: Path) -> N
     parquet.write_table(pyarrow.table({"question": ["q"], "reply": ["a"]}), tmp_path / "other.parquet")
     for name, said in {
         "none.jsonl": "no such file or folder",
-        "table.csv": "an unknown kind of file",
-        "empty": "holds no .arrow, .parquet, .jsonl file",
+        "table.txt": "an unknown kind of file",
+        "empty": "holds no .jsonl, .json, .csv, .tsv, .parquet, .arrow file",
         "splits": "several splits (test)",
         "mixed": "different names (test-00000-of-00001.jsonl, train-00000-of-00001.jsonl)",
         "bad.parquet": "cannot be read as parquet",
         "latin.jsonl": "line 1: not UTF-8",
-        "other.parquet": "no column 'answer'; its columns are question, reply",
+        "other.parquet": "; its columns are question, reply",
     }.items():
         with pytest.raises(file_formats.FileSourceError, match="(?s)" + name.replace(".", r"\.")) as caught:
             load_rows(spec_of(tmp_path / name))

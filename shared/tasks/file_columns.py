@@ -1,0 +1,275 @@
+"""Question and answer of a row: from the columns that the configuration names, else from those of
+the usual names, as texts that a message and a scorer can take.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shared.contracts.limits import MAX_TEXT_CHARS
+from shared.tasks.answers import MAX_ANSWER_CHARS
+from shared.tasks.file_formats import MAX_DIGITS, Row, Unusable, rows_of, too_many_digits
+
+USUAL = {
+    "question": ("prompt", "question", "problem"),
+    "answer": ("answer", "ground_truth", "final_answer", "solution", "reward_model.ground_truth"),
+}
+"""The names that published datasets give to a setting's column. If it is not set, the first that
+the first row with one of them has is taken.
+"""
+_NAMES_KEPT = 200
+_NAME_KEPT_CHARS = 200
+
+
+class TextRow(NamedTuple):
+    """`row`: where it is, and what is wrong with the whole of it; its values are left out, but if
+    it lacks a column, it has the names of those that it has. `lacking`: the columns that it lacks.
+    `problems`: what is wrong with others. `texts`: question and answer; empty if anything is wrong.
+    """
+
+    row: Row
+    lacking: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    texts: tuple[str, ...] = ()
+
+
+class Columns:
+    """The columns of question and answer. Each is named by the configuration, as a column, a path
+    into one (`reward_model.ground_truth`) or a text with columns in braces; or it is found among
+    the `USUAL` names when rows are read.
+    """
+
+    def __init__(self, question: str = "", answer: str = "") -> None:
+        """Raises ValueError for braces that do not match."""
+        self.configured = {"question": question, "answer": answer}
+        self._parts = {setting: _template(setting, text) for setting, text in self.configured.items()}
+        self.found: dict[str, str] = {}
+        """Of settings that are not set, the column that was taken."""
+        self.passed_over: dict[str, list[str]] = {}
+        """And the other columns that could have been meant."""
+
+    def find(self, has: Callable[[str], bool]) -> None:
+        """Take the usual names for what is neither set nor found yet, of columns of which `has` is
+        true.
+        """
+        for setting, names in USUAL.items():
+            if not self.configured[setting] and setting not in self.found and (there := [name for name in names if has(name)]):
+                self.found[setting], *self.passed_over[setting] = there
+
+    def needed(self, setting: str) -> list[str]:
+        """The columns of a setting. One that is not found yet is called by its own name."""
+        if parts := self._parts[setting]:
+            return list(dict.fromkeys(column for _, column in parts if column is not None))
+        return [self.configured[setting] or self.found.get(setting, setting)]
+
+    def wanted(self, has: Callable[[str], bool]) -> list[str]:
+        """All columns that are read of a table that has those of which `has` is true."""
+        self.find(has)
+        return list(dict.fromkeys([*self.needed("question"), *self.needed("answer")]))
+
+    def value(self, setting: str, values: Mapping[str, Any]) -> Any:
+        """Raises KeyError for a column that is not there, and ValueProblem."""
+        if parts := self._parts[setting]:
+            return "".join(text if column is None else text + _inserted(column, value_at(values, column)) for text, column in parts)
+        return value_at(values, self.needed(setting)[0])
+
+    def note(self) -> str:
+        """Name the columns that were found, if a user may have meant others; else empty."""
+        if not any(self.passed_over.values()):
+            return ""
+        told = []
+        for setting, column in self.found.items():
+            others = self.passed_over[setting]
+            told.append(f"{setting} = {column!r}" + (f" (not {' or '.join(map(repr, others))})" if others else ""))
+        return f"read with {', '.join(told)}: set them to read other columns"
+
+
+def _template(setting: str, text: str) -> list[tuple[str, str | None]]:
+    """Texts, each with the column that follows it; empty for the name of a column."""
+    if "{" not in text and "}" not in text:
+        return []
+    try:
+        parts = [
+            (literal, name, bool(name is not None and (form or conversion))) for literal, name, form, conversion in _PARSE(text)
+        ]
+    except ValueError as error:
+        raise ValueError(f"{setting} = {text!r}: {error}: put columns in braces, and write braces of the text twice") from None
+    for _, name, formatted in parts:
+        if name == "" or formatted:
+            raise ValueError(
+                f"{setting} = {text!r}: braces hold the name of a column alone, {{nums}}; write braces of the text twice"
+            )
+    if all(name is None for _, name, _ in parts):
+        raise ValueError(f"{setting} = {text!r}: it names no column, so that it would be the same for all rows: put one in braces")
+    return [(literal, name) for literal, name, _ in parts]
+
+
+_PARSE = string.Formatter().parse
+
+
+def value_at(values: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, or of a path of keys into one. Raises KeyError."""
+    if column in values:
+        return values[column]
+    head, dot, rest = column.partition(".")
+    if not dot or not isinstance(inner := values[head], Mapping):
+        raise KeyError(column)
+    return value_at(inner, rest)
+
+
+def has_value(values: Mapping[str, Any], column: str) -> bool:
+    """Return whether there is such a column, or such a path into one."""
+    try:
+        value_at(values, column)
+    except KeyError:
+        return False
+    return True
+
+
+def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Columns, and the paths into those that are objects."""
+    for name, value in values.items():
+        yield f"{prefix}{name}"[:_NAME_KEPT_CHARS]
+        if isinstance(value, Mapping) and not prefix:
+            yield from _names(value, f"{name}.")
+
+
+def text_rows(files: Sequence[Path], columns: Columns) -> Iterator[TextRow]:
+    """All rows in order, with the texts of question and answer.
+
+    Raises:
+        FileSourceError: the package that reads such files is not installed.
+    """
+    for row in rows_of(files, columns.wanted):
+        columns.find(lambda name, values=row.values: has_value(values, name))  # type: ignore[misc]
+        yield _as_texts(row, columns)
+
+
+def _as_texts(row: Row, columns: Columns) -> TextRow:
+    """Looks at every column, so that a row's mistakes are reported together."""
+    place = Row({}, row.file, row.number, row.problem)
+    if row.problem:
+        return TextRow(place)
+    lacking, problems, texts = [], [], []
+    for setting, checked in (("question", _question), ("answer", _answer)):
+        needed = columns.needed(setting)
+        if missing := [name for name in needed if not has_value(row.values, name)]:
+            lacking += missing
+            continue
+        where = f"column {needed[0]!r}" if len(needed) == 1 else f"`{setting}`"
+        try:
+            texts.append(checked(columns.value(setting, row.values)))
+        except ValueProblem as problem:
+            problems.append(f"{where}: {problem}")
+    if lacking:
+        place = place._replace(values=dict.fromkeys(islice(_names(row.values), _NAMES_KEPT)))
+    return TextRow(place, tuple(dict.fromkeys(lacking)), problems, tuple(texts) if len(texts) == 2 else ())
+
+
+def _inserted(column: str, value: Any) -> str:
+    """A column's value within a text; lists of texts and numbers as JSON."""
+    try:
+        if isinstance(value, list | tuple):
+            return (
+                f"[{', '.join(json.dumps(each, ensure_ascii=False) if isinstance(each, str) else as_text(each) for each in value)}]"
+            )
+        return as_text(value)
+    except ValueProblem as problem:
+        raise ValueProblem(f"{{{column}}} {problem}") from None
+
+
+class ValueProblem(ValueError):
+    """A value cannot be a question or an answer. The message continues a sentence that begins with
+    the column's name.
+    """
+
+
+def as_text(value: Any) -> str:
+    """The value as text: text unchanged; numbers in digits, without exponent and superfluous zeros;
+    `true` and `false`.
+
+    3, 3.0 and the decimal 3.00 all become `3`, because file formats differ in which of them they
+    can store.
+
+    Raises:
+        ValueProblem: null, not a finite number, one of more than `MAX_DIGITS` digits, composed of
+            several values, or unusable.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Unusable):
+        raise ValueProblem(value.why)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        raise ValueProblem("has no value (null): give it one or remove the row")
+    if isinstance(value, int):
+        return _digits(Decimal(value))
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueProblem(f"is {value}, which is not a number that answers can be compared with: write it as text")
+        return _digits(Decimal(repr(value)))
+    if isinstance(value, Decimal) and value.is_finite():
+        return _digits(value)
+    if isinstance(value, list | tuple | dict):
+        raise ValueProblem("consists of several values (a list or an object): make it one text or number")
+    raise ValueProblem(f"is a {type(value).__name__}, neither text nor number: store it as text")
+
+
+def _digits(value: Decimal) -> str:
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int), "an infinity or NaN, which the caller refuses"
+    if max(value.adjusted() + 1, 1) + max(-exponent, 0) > MAX_DIGITS:
+        raise ValueProblem(too_many_digits.why)
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def _text(value: Any) -> str:
+    """Text that is not empty and can be packed. A lone surrogate passes as JSON and would fail only
+    when the group is packed, hours later. Raises ValueProblem.
+    """
+    text = as_text(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueProblem("holds half a character (a lone surrogate): write it as UTF-8") from None
+    if not text.strip():
+        raise ValueProblem("is empty: give it a text or remove the row")
+    return text
+
+
+def _question(value: Any) -> str:
+    """A text, or the text of the one message of a list. Raises ValueProblem."""
+    text = _text(_message_text(value) if isinstance(value, list) else value)
+    if len(text) > MAX_TEXT_CHARS:
+        raise ValueProblem(f"has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it")
+    return text
+
+
+def _answer(value: Any) -> str:
+    """A reference answer that is not too long to be scored. Raises ValueProblem."""
+    text = _text(value)
+    if len(text) > MAX_ANSWER_CHARS:
+        raise ValueProblem(f"has {len(text):,} characters, but an answer of more than {MAX_ANSWER_CHARS:,} earns 0: shorten it")
+    return text
+
+
+def _message_text(messages: Sequence[Any]) -> str:
+    match messages:
+        case [{"role": "user", "content": str(text)}]:
+            return text
+        case [*_, {"role": "assistant"}]:
+            raise ValueProblem("is a list of messages that ends with the assistant: let it end with the user")
+        case [{"role": _, "content": _}, *_]:
+            raise ValueProblem("prompts of several messages are not read yet: give one message of the user, its content as text")
+    raise ValueProblem("consists of several values (a list or an object): make it one text or number")

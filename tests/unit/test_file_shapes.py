@@ -1,0 +1,328 @@
+"""Rows in the shapes in which people publish and keep them are read as they are: usual names of
+columns, paths into objects, questions made of columns, JSON lists and CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import TaskSpec
+from shared.tasks.file_formats import FileSourceError, data_files
+from shared.tasks.file_rows import FileRows
+from shared.tasks.file_source import load_rows
+from shared.tasks.specs import check_specs
+
+USER = "Find the number of edges of a cube."
+SHAPES: dict[str, tuple[list[dict[str, Any]], dict[str, str], list[tuple[str, str]]]] = {
+    "gsm8k": (
+        [{"question": "Mia has 3 bags of 4 nuts. How many nuts?", "answer": "Mia has 3*4=<<3*4=12>>12 nuts.\n#### 12"}],
+        {},
+        [("Mia has 3 bags of 4 nuts. How many nuts?", "Mia has 3*4=<<3*4=12>>12 nuts.\n#### 12")],
+    ),
+    "hendrycks_math": (
+        [{"problem": "Find $2+2$.", "level": "Level 1", "type": "Algebra", "solution": r"Adding gives $\boxed{4}$."}],
+        {},
+        [("Find $2+2$.", r"Adding gives $\boxed{4}$.")],
+    ),
+    "math_500": (
+        [{"problem": "p", "solution": r"So $\boxed{\frac{1}{2}}$.", "answer": r"\frac{1}{2}", "subject": "Algebra", "level": 2}],
+        {},
+        [("p", r"\frac{1}{2}")],
+    ),
+    "deepscaler": ([{"problem": "p", "answer": "7", "solution": "long"}], {}, [("p", "7")]),
+    "deepmath": ([{"question": "p", "final_answer": "0", "difficulty": 5.0, "topic": "t", "r1_solution_1": "s"}], {}, [("p", "0")]),
+    "openr1_math": (
+        [
+            {
+                "problem": "p",
+                "solution": "s",
+                "answer": "9",
+                "uuid": "u",
+                "generations": ["a", "b"],
+                "correctness_math_verify": [True, False],
+                "messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}],
+            }
+        ],
+        {},
+        [("p", "9")],
+    ),
+    "countdown": (
+        [{"nums": [44, 19, 35], "target": 98}, {"nums": [1, 2], "target": 3}],
+        {"question": "Use {nums} to make {target}, as {{a+b}}.", "answer": "target"},
+        [("Use [44, 19, 35] to make 98, as {a+b}.", "98"), ("Use [1, 2] to make 3, as {a+b}.", "3")],
+    ),
+    "verl": (
+        [
+            {
+                "data_source": "d",
+                "prompt": [{"role": "user", "content": USER}],
+                "ability": "math",
+                "reward_model": {"style": "rule", "ground_truth": "12"},
+                "extra_info": {"split": "train", "index": 0},
+            }
+        ],
+        {},
+        [(USER, "12")],
+    ),
+    "trl": ([{"prompt": "p", "ground_truth": 5, "id": 1}], {}, [("p", "5")]),
+}
+
+
+def written(file: Path, text: str | bytes) -> Path:
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return file
+
+
+def read(file: Path, **settings: str) -> FileRows:
+    return load_rows(TaskSpec(source="file", path=str(file), **settings))  # type: ignore[arg-type]
+
+
+def texts(rows: FileRows) -> list[tuple[str, str]]:
+    return [rows.row(index) for index in range(len(rows))]
+
+
+def refused(file: Path, **settings: str) -> list[str]:
+    with pytest.raises(FileSourceError) as caught:
+        read(file, **settings)
+    return [line.removeprefix(f"{file}: ") for line in str(caught.value).splitlines()]
+
+
+def as_lines(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    return written(folder / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_list(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    return written(folder / "rows.json", json.dumps(rows, indent=2))
+
+
+def as_parquet(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def as_arrow(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
+    table = pyarrow.Table.from_pylist(rows)
+    (folder / "saved").mkdir()
+    file = folder / "saved" / "data-00000-of-00001.arrow"
+    with pyarrow.OSFile(str(file), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    written(folder / "saved" / "state.json", json.dumps({"_data_files": [{"filename": file.name}]}))
+    written(folder / "saved" / "dataset_info.json", "{}")
+    return folder / "saved"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [as_lines, as_list, as_parquet, as_arrow])
+def test_published_rows_are_read_without_conversion_in_every_format(
+    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], Path]
+) -> None:
+    for name, (rows, settings, wanted) in SHAPES.items():
+        (folder := tmp_path / name).mkdir()
+        assert texts(read(write(folder, rows), **settings)) == wanted, name
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "trl"])
+def test_published_rows_can_be_trained_on_with_the_verifier_math(tmp_path: Path, name: str) -> None:
+    rows, settings, _ = SHAPES[name]
+    spec = TaskSpec(source="file", path=str(as_lines(tmp_path, rows)), verifier="math", **settings)  # type: ignore[arg-type]
+    assert len(check_specs([spec])) == 1
+
+
+def test_of_several_usual_names_the_first_is_taken_for_all_rows_and_told(tmp_path: Path) -> None:
+    rows = read(as_lines(tmp_path, SHAPES["math_500"][0]))
+    assert "'answer'" in rows.note and "'solution'" in rows.note and "'problem'" in rows.note
+    assert read(as_lines(tmp_path, SHAPES["gsm8k"][0])).note == ""
+    mixed = [{"prompt": "a", "answer": 1}, {"question": "b", "solution": 2}, {"prompt": "c", "answer": 3}]
+    told = refused(as_lines(tmp_path, mixed))
+    assert [line[:33] for line in told] == ["line 2: this row has no 'prompt',", "line 2: this row has no 'answer',"]
+    late = [{"prompt": "a"}, {"prompt": "b", "solution": 2}]
+    (line,) = refused(as_lines(tmp_path, late))
+    assert line.startswith("line 1: this row has no 'solution', only prompt")
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("Use {numbers} to make {target}", "there is no column 'numbers'; its columns are nums, target (did you mean nums?)"),
+        ("Use {nums} to make {target", "question = 'Use {nums} to make {target': "),
+        ("Use {} to make {target}", "braces hold the name of a column alone"),
+        ("Use {target:.2f}", "braces hold the name of a column alone"),
+        ("Write {{}} only", "it names no column"),
+        ("Use {nums} and {inner}", "line 1: `question`: {inner} consists of several values"),
+    ],
+)
+def test_a_question_of_columns_that_cannot_be_made_is_refused(tmp_path: Path, question: str, said: str) -> None:
+    row: dict[str, Any] = {"nums": [1, 2], "target": 3} | ({"inner": {"a": 1}} if "inner" in question else {})
+    told = refused(as_lines(tmp_path, [row]), question=question, answer="target")
+    assert len(told) == 1 and said in told[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "prompts of several messages are not read yet"),
+        ([{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "ends with the assistant"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "its content as text"),
+        (["a", "b"], "consists of several values"),
+        ([], "consists of several values"),
+    ],
+)
+def test_a_prompt_that_is_not_one_message_of_the_user_is_refused_by_line(tmp_path: Path, prompt: list[Any], said: str) -> None:
+    rows = [{"prompt": "p", "answer": 1}, {"prompt": prompt, "answer": 2}]
+    (line,) = refused(as_lines(tmp_path, rows))
+    assert line.startswith("line 2: column 'prompt': ") and said in line
+
+
+CSV = 'problem,answer,note\r\n"What is 1,000 + 1?",1001,\r\n"Say ""yes""\r\nor no",yes,"a\tb"\r\n\r\nlast,3,\n'
+CSV_ROWS = [("What is 1,000 + 1?", "1001"), ('Say "yes"\r\nor no', "yes"), ("last", "3")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.csv", CSV.encode()),
+        ("rows.csv", b"\xef\xbb\xbf" + CSV.encode()),
+        ("rows.csv", b'problem;answer\n"What is 1,000 + 1?";1001\n"Say ""yes""\r\nor no";yes\nlast;3\n'),
+        ("rows.csv", b'problem\tanswer\nWhat is 1,000 + 1?\t1001\n"Say ""yes""\r\nor no"\tyes\nlast\t3'),
+        ("rows.tsv", b'problem\tanswer\nWhat is 1,000 + 1?\t1001\n"Say ""yes""\r\nor no"\tyes\nlast\t3'),
+    ],
+)
+def test_csv_is_read_whatever_separates_its_fields(tmp_path: Path, name: str, content: bytes) -> None:
+    assert texts(read(written(tmp_path / name, content))) == CSV_ROWS
+
+
+def test_every_mistake_of_a_csv_is_told_by_line(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.csv", 'question,answer\na,1\nb,1,2\n"c"d,1\n"two\nlines",\ne\ng,7\n"open,1\n')
+    told = refused(file)
+    begins = [
+        "line 3: it has 3 fields, separated by commas, and the header 2",
+        "line 4: not CSV",
+        "line 5: column 'answer': is empty",
+        "line 7: it has 1 fields",
+        "line 9: not CSV (unexpected end of data)",
+    ]
+    assert len(told) == len(begins) and all(map(str.startswith, told, begins)), told
+    assert refused(written(tmp_path / "a.csv", "question,answer,answer\na,1,2\n")) == [
+        "line 1: it has several columns 'answer': rename or remove all but one"
+    ]
+    assert "not UTF-8" in refused(written(tmp_path / "b.csv", "question,answer\né,1\n".encode("latin-1")))[0]
+    assert "gzip" in refused(written(tmp_path / "c.csv", b"\x1f\x8b\x08\x00"))[0]
+    assert "has no rows" in refused(written(tmp_path / "d.csv", "question,answer\n"))[0]
+
+
+def test_the_same_rows_have_one_name_in_csv_and_json(tmp_path: Path) -> None:
+    rows = [{"question": question, "answer": answer} for question, answer in CSV_ROWS]
+    with (tmp_path / "rows.csv").open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, ["question", "answer"])
+        writer.writeheader()
+        writer.writerows(rows)
+    names = {read(tmp_path / "rows.csv").name, read(as_list(tmp_path, rows)).name, read(as_lines(tmp_path, rows)).name}
+    assert len(names) == 1
+
+
+ROW, OTHER = '{"question": "q", "answer": 1}', '{"question": "r", "answer": 1}'
+MANY = ",".join(json.dumps({"question": f"{number} " * 40, "answer": 1}) for number in range(3000))
+
+
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [
+        (f"[{ROW}]", 1),
+        (f"\ufeff \n[\n {ROW} ,\n {OTHER}\n]\n", 2),
+        (f"{ROW}\n{OTHER}\n", 2),
+        (f"[{MANY}]", 3000),
+    ],
+)
+def test_json_is_a_list_of_objects_or_lines_of_them(tmp_path: Path, content: str, count: int) -> None:
+    assert len(read(written(tmp_path / "rows.json", content))) == count
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (f"[{ROW}, {OTHER}", "row 2: not a list of JSON objects (the file ends within it)"),
+        (f"[{ROW},\n{OTHER} {ROW}]", "row 2: not a list of JSON objects ('{' in line 2)"),
+        (f"[{ROW}] x", "row 1: not a list of JSON objects ('x' in line 1)"),
+        (f"[{ROW},\n\n{{'question': 1}}]", "row 2: not JSON (Expecting property name enclosed in double quotes, line 3)"),
+        (f"[{ROW},]", "row 2: not JSON"),
+        (f"[{ROW}, [1], 3]", "row 2: not a JSON object"),
+        ('[{"question": "q", "answer": 1, "answer": 2}]', "row 1: the key 'answer' stands twice"),
+        ("[]", "it has no rows"),
+        ("", "it has no rows"),
+        ("question,answer\n", "not a list of JSON objects ('q' in line 1)"),
+        ('{"rows": [\n' + ROW + "\n]}", "row 1: not JSON"),
+        ("[" * 100_000, "row 1: not JSON"),
+    ],
+)
+def test_json_that_is_no_list_of_rows_is_told_by_row(tmp_path: Path, content: str, said: str) -> None:
+    told = refused(written(tmp_path / "rows.json", content))
+    assert said in told[0], told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "begin", "part", "end", "said"),
+    [
+        ("rows.json", b"[", b'{"question": "q", "answer": [%s]},' % (b"1," * 50_000 + b"1"), b"", "several values"),
+        ("rows.json", b'[{"question": "', b"a" * 2**20, b"", "not JSON (Unterminated string"),
+        ("rows.json", b"", b" " * 2**20, b"[]", "it has no rows"),
+        ("rows.csv", b"question,answer\n", b'"' + b"a" * 2**20, b"", "longer than 16,777,216 bytes"),
+        ("rows.csv", b"question,answer\n", b'"a\n",' * 2**18, b"", "longer than 16,777,216 bytes"),
+    ],
+)
+def test_a_text_file_takes_no_more_memory_than_its_rows_may(
+    tmp_path: Path, name: str, begin: bytes, part: bytes, end: bytes, said: str
+) -> None:
+    with (tmp_path / name).open("wb") as out:
+        out.write(begin)
+        for _ in range(200):
+            out.write(part)
+        out.write(end)
+    code = (
+        "import re, sys\nfrom pathlib import Path\nfrom shared.config import TaskSpec\n"
+        "from shared.tasks.file_source import FileSourceError, load_rows\n"
+        "def most_kb():\n    return int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        "before = most_kb()\n"
+        "try:\n    load_rows(TaskSpec(path=sys.argv[1]))\nexcept FileSourceError as error:\n    print(str(error)[:2000])\n"
+        "print((most_kb() - before) // 1024)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / name)], capture_output=True, text=True, timeout=240, env=dict(os.environ)
+    )
+    assert done.returncode == 0 and said in done.stdout, done
+    assert int(done.stdout.splitlines()[-1]) < 300, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("files", "proposed"),
+    [
+        ("test-0.jsonl train-0.jsonl", "train-0.jsonl"),
+        ("test.csv train.csv validation.csv", "train.csv"),
+        ("test/a.jsonl train/a.jsonl", "train"),
+        ("validation/dataset_info.json train/dataset_info.json test/dataset_info.json", "train"),
+        ("test/dataset_info.json validation/dataset_info.json", ""),
+        ("test.jsonl validation.jsonl", ""),
+        ("train_a-0.jsonl train_b-0.jsonl", ""),
+    ],
+)
+def test_of_splits_the_training_split_is_proposed_and_no_other(tmp_path: Path, files: str, proposed: str) -> None:
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        written(tmp_path / name, ROW + "\n")
+    with pytest.raises(FileSourceError) as caught:
+        data_files(tmp_path)
+    _, says, path = str(caught.value).partition("path = ")
+    assert path == (repr(str(tmp_path / proposed)) if proposed else "") and bool(says) == bool(proposed)
