@@ -197,8 +197,11 @@ less): a file that is not used up at this rate is not warned of.
 
 
 def left_out_rows(files: Sequence[FileQuestions]) -> list[str]:
-    """A sentence for each file some rows of which are left out, with its lines."""
-    return [
+    """A sentence for each file whose columns had to be chosen, and for each some rows of which are
+    left out, with its lines.
+    """
+    noted = [f"[[tasks]] {file.place + 1}: {file.path}: {visible(file.note, 500)}" for file in files if file.note]
+    return noted + [
         "\n  ".join(f"[[tasks]] {file.place + 1}: {visible(line, 500)}" for line in file.left_out)
         for file in files
         if file.left_out

@@ -225,7 +225,7 @@ class FileQuestions:
     """Count of a file source's different questions; `held_out` of them are never trained on.
     `left_out`: lines that say which rows are not used, as no answer to them earns full marks; empty
     if all are. `place`: as in `shared.tasks.specs.source_problems`; `part`: the part of all groups
-    that are of this source.
+    that are of this source. `note`: what a user should know of how it was read.
     """
 
     place: int
@@ -234,3 +234,4 @@ class FileQuestions:
     held_out: int
     part: float
     left_out: tuple[str, ...] = ()
+    note: str = ""

@@ -82,7 +82,7 @@ def file_questions(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequenc
             place = places[position] if places else position
             spec = spec.model_copy(update={"dataset": rows.name})
             lines, questions = tuple(left_out_lines(spec, len(rows))), rows.distinct_questions() - left_out(spec)
-            counts[rows.name] = FileQuestions(place, spec.path, questions, share, part, lines)
+            counts[rows.name] = FileQuestions(place, spec.path, questions, share, part, lines, rows.note)
     return list(counts.values())
 
 

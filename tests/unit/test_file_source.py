@@ -272,7 +272,7 @@ def test_the_longest_answer_that_earns_and_tags_in_a_question_are_taken(tmp_path
         ({"source": "file"}, "needs path"),
         ({"source": "file", "path": "x.jsonl", "config": {"a": 1}}, "no settings"),
         ({"source": "file", "path": "x.jsonl", "verifier": "reasoning_gym"}, "use exact"),
-        ({"path": "x.jsonl", "dataset": "gcd"}, 'set source = "file"'),
+        ({"question": "q", "dataset": "gcd"}, 'set source = "file"'),
         ({}, "dataset is missing"),
     ],
 )
