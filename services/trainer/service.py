@@ -131,6 +131,7 @@ class _Training:
         self._config, self._context, self._torch = config, context, worker
         self._learner, self._gauges = learner, gauges
         self._left_out = LeftOutReport(time.monotonic())
+        self._scorers = {spec.scorer_id for spec in config.tasks}
         self._log = context.log
         self._batches = BatchLog(context.node, config.node.id)
         self._checkpoints = CheckpointKeeper(config, context, learner, gauges, self._batches, worker)
@@ -355,6 +356,7 @@ class _Training:
         tell_of_trained(record.step, record.phase_seconds.total - record.phase_seconds.wait, self._learner.trained)
         self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)
+        self._tell_former_rewards(batch)
         _tell_left_out(self._left_out, record, self._log)
         self._log.info(
             "step",
@@ -367,6 +369,21 @@ class _Training:
             updated=record.updated,
             seconds=round(record.phase_seconds.total, 3),
         )
+
+    def _tell_former_rewards(self, batch: Batch) -> None:
+        """Batches that were in the log when a reward was changed are trained on: the same log gives
+        the same weights.
+        """
+        former = sum(item.scored.scorer not in (None, *self._scorers) for item in batch.items)
+        if former and not self._context.status.get(StatusFigure.FORMER_REWARDS):
+            self._log.warning(
+                "former_rewards",
+                batch=batch.number,
+                groups=former,
+                reason="these groups were scored before a verifier, its package or pass_at was changed",
+                consequence="they are trained on with their former rewards, as are others in the batch log",
+            )
+        self._context.status.set(StatusFigure.FORMER_REWARDS, former or None)
 
     async def _wait_finished(self) -> None:
         """All steps are taken: report it, write what is pending, and wait to be stopped."""

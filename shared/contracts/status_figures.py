@@ -81,6 +81,10 @@ class StatusFigure(StrEnum):
     STALENESS_MEAN = "staleness_mean"
     STALENESS_MAX = "staleness_max"
     STEP_SECONDS = "step_seconds"
+    FORMER_REWARDS = "former_rewards"
+    """Groups of the newest step that were scored before their source's verifier, its package or
+    `pass_at` was changed; only if there are any.
+    """
     FINISHED = "finished"
 
 

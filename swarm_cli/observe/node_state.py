@@ -554,6 +554,11 @@ class NodeState:
             notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
         if trainer := self.alive("trainer"):
             figures = trainer[0].figures
+            if former := figures.get(StatusFigure.FORMER_REWARDS):
+                notes.append(
+                    f"{int(former):,} of the newest step's groups were scored before the reward was changed: batches that were in "
+                    "the log then are trained on as they are"
+                )
             alike = {kind: figures.get(FigureFamily.ALIKE.of(kind), 0.0) for kind in ALIKE_KINDS}
             notes += filter(None, [alike_words(alike, self.node)])
         notes += [NO_PASS_SHOWN] if newest is not None and newest.n and newest.pass_rate is None else []

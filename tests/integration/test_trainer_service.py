@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -18,12 +19,13 @@ from services.trainer.export import export_policy
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, PolicyPointer
 from shared.contracts.senders import TrainerFindings
-from shared.contracts.status_figures import FigureFamily
+from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.subjects import EVAL_KEY, FINDINGS_KEY, POLICY_KEY, node_bucket
 from shared.policy_store import open_policy_store
 from shared.run_records import TRAINED_FILE, read_jsonl
 from shared.transport.base import NotConnected, Transport
 from shared.transport.connect import connect
+from swarm_cli.observe.node_state import NodeState
 from tests.full_disk import no_file_above
 from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer, transport
 from tests.integration.trainer_life import (
@@ -80,6 +82,26 @@ async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_fi
     assert [line["step"] for line in trained] == [1, 2, 3, 4] and all(len(line["groups"]) == 4 for line in trained)
     assert [group["fate"] for group in trained[-1]["groups"]].count("no_advantage") == last["groups_zero_advantage"]
     assert lines[3]["phase_seconds"]["checkpoint"] > 0 and lines[2]["phase_seconds"]["checkpoint"] == 0
+
+
+async def test_groups_that_were_scored_before_the_reward_was_changed_are_trained_on_and_told(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 1, "constants": {"policy_check_fraction": 0.0}})
+    rng = random.Random(0)
+    one, two, three = (scored_group(tokenizer, rng) for _ in range(3))
+    present = config.tasks[0].scorer_id
+    scored = [structs.replace(one, scorer="0" * 64), structs.replace(two, scorer=present), three]
+    await set_up(transport, [batch_of(1, scored)])
+    life = Life(config, transport)
+    await life.until_finished()
+    assert life.context.status.get(StatusFigure.FORMER_REWARDS) == 1, "of the third its scorer is not known"
+    assert metric_lines(config)[-1]["groups_local"] == 3
+    status = life.context.status.snapshot()
+    node = NodeState("alpha", statuses=(status,), at=status.updated_at)
+    (told,) = [words for words in node.notes if "before the reward was changed" in words]
+    assert told.startswith("1 of the newest step's groups")
+    await life.stop()
 
 
 async def test_the_published_file_is_the_checkpointed_policy_under_hugging_face_names(
