@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,6 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -207,7 +205,8 @@ class Newcomer:
         )
 
     def _check_ports(self, wanted: Mapping[int, str]) -> None:
-        check_ports(wanted, other_ports(self.invitation.url, wanted))
+        # Nobody is told to stop those processes: one may be the hub's server, which has to go on.
+        check_ports(wanted, f"choose other ports with {OTHER_PORTS}")
 
     @contextmanager
     def _checking(self) -> Iterator[NodeConfig]:
@@ -304,40 +303,6 @@ def _model_problems(model: ModelSection, thoroughly: bool) -> Callable[[], list[
         return lambda: [problem]
     facts = read_facts(model) if thoroughly else None
     return lambda: facts().problems if facts else []
-
-
-def other_ports(hub_urls: str, wanted: Collection[int]) -> str:
-    """The remedy if some of the `wanted` ports are taken. The hub's own machine may be this one:
-    its server must go on, so nobody is told to stop it.
-
-    hub_urls: the hub's address, or several separated by commas, as a token has them.
-    """
-    for url in hub_urls.split(","):
-        hub = urlsplit(url)
-        if hub.port in wanted and hub.hostname and _is_this_machine(hub.hostname):
-            return (
-                f"port {hub.port} is that of the hub itself ({url}), which is on this machine and has to go on; "
-                f"this node has a server of its own: choose other ports with {OTHER_PORTS}"
-            )
-    return f"stop those processes, or choose other ports with {OTHER_PORTS}"
-
-
-def _is_this_machine(host: str) -> bool:
-    """Return whether `host` is a name or address of this machine: only those can be listened on."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return any(_can_be_bound(family, address) for family, _, _, _, address in found)
-
-
-def _can_be_bound(family: int, address: object) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)  # type: ignore[arg-type]
-    except OSError:
-        return False
-    return True
 
 
 def without_roster(invitation: Invitation) -> Invitation:

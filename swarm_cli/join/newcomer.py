@@ -51,53 +51,6 @@ class HubIdentity(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     reached: bool = True
 
 
-def hub_identity(invitation: Invitation) -> HubIdentity:
-    """The hub that a token names, before it was reached."""
-    certificates = invitation.authority
-    authority = hashlib.sha256(certificates).hexdigest() if certificates else ""
-    return HubIdentity(url=invitation.url, authority=authority, reached=False)
-
-
-def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> None:
-    """Record the token's hub in `file`, or check that it is the hub recorded there. A hub that
-    never answered, as one at a mistyped address, knows no key, and is replaced by the token's. So
-    is a known hub's authority, in the file `authority`, if the token only takes older certificates
-    away: an operator who replaces it distributes the old and the new one first, and later the new
-    one alone. `made`: whether the folder holds keys already; without a record they belong to an
-    unknown hub.
-
-    Raises:
-        CommandError: the folder belongs to another hub, or the file cannot be used.
-    """
-    wanted = hub_identity(invitation)
-    remedy = (
-        f"keys are for one hub only. To join another swarm, move {file.parent} away or set SWARM_NODE__VAR_DIR to another folder, "
-        "or ask for a token for a swarm with another name (nats.swarm_id). If the hub itself has a new address or authority, see "
-        '"When the hub changes" in docs/joining.md'
-    )
-    try:
-        if not file.exists():
-            if made:
-                raise CommandError(f"{file.parent} holds keys, but {file.name}, which names their hub, is missing: {remedy}")
-            # If two commands run at once, the first one's file stays, and both read it.
-            create_once(file, msgspec.json.encode(wanted))
-        known = _read(file)
-        if not known.reached and known != wanted:
-            replace_file(file, msgspec.json.encode(wanted).decode())
-            known = wanted
-        elif known.url == wanted.url and known.authority != wanted.authority and _trusts_less(authority, known, invitation):
-            known = replace(wanted, reached=known.reached)
-            replace_file(file, msgspec.json.encode(known).decode())
-    except OSError as error:
-        raise CommandError(
-            f"{file} cannot be used ({error_text(error)}): move it away if it is no file, or set node.var_dir to a writable folder"
-        ) from None
-    except MessageError as error:
-        raise CommandError(f"{file} does not name a hub ({error}): {remedy}") from None
-    if (known.url, known.authority) != (wanted.url, wanted.authority):
-        raise CommandError(f"{file.parent} belongs to {_told(known)}, and the token is for {_told(wanted)}: {remedy}")
-
-
 def _trusts_less(file: Path, known: HubIdentity, invitation: Invitation) -> bool:
     """Return whether each certificate of the token is one of those that the folder trusts already,
     the newest among them: an older token, made before the newest was added, would take that away.
@@ -113,15 +66,6 @@ def _trusts_less(file: Path, known: HubIdentity, invitation: Invitation) -> bool
     except ValueError:
         return False
     return set(later) <= set(before) and max(before, key=lambda each: each.not_valid_before_utc) in later
-
-
-def confirm(file: Path) -> None:
-    """Record that the hub in `file` answered: from now on the folder is for it alone. Raises
-    CommandError if the file cannot be written.
-    """
-    known = _read(file)
-    if not known.reached:
-        replace_file(file, msgspec.json.encode(replace(known, reached=True)).decode())
 
 
 def _read(file: Path) -> HubIdentity:
@@ -149,7 +93,7 @@ class JoinFolder:
 
     @property
     def hub_file(self) -> Path:
-        """Says which hub the other files belong to (`membership`)."""
+        """Says which hub the other files belong to (`HubIdentity`)."""
         return self.path / "hub.json"
 
     @property
@@ -178,14 +122,53 @@ class JoinFolder:
         return self.path / "node.toml"
 
     def bind(self, invitation: Invitation) -> None:
-        """Bind the folder to the token's hub, or check that it is. Raises CommandError if it
-        belongs to another hub: then nothing in it may be used with this token.
+        """Record the token's hub, or check that it is the hub recorded here: nothing in the folder
+        may be used with another hub's token.
+
+        A hub that never answered, as one at a mistyped address, knows no key, and is replaced by
+        the token's. So is a known hub's authority, if the token only takes older certificates away:
+        an operator who replaces it distributes the old and the new one first, and later the new one
+        alone. Without a record, keys that are here belong to an unknown hub.
+
+        Raises:
+            CommandError: the folder belongs to another hub, or the file cannot be used.
         """
-        bind(self.hub_file, self.authority_file, invitation, made=self.signing_key_file.exists() or self.hub_key_file.exists())
+        file, certificates = self.hub_file, invitation.authority
+        authority = hashlib.sha256(certificates).hexdigest() if certificates else ""
+        wanted = HubIdentity(url=invitation.url, authority=authority, reached=False)
+        remedy = (
+            f"keys are for one hub only. To join another swarm, move {self.path} away or set SWARM_NODE__VAR_DIR to another "
+            "folder, or ask for a token for a swarm with another name (nats.swarm_id). If the hub itself has a new address or "
+            'authority, see "When the hub changes" in docs/joining.md'
+        )
+        try:
+            if not file.exists():
+                if self.signing_key_file.exists() or self.hub_key_file.exists():
+                    raise CommandError(f"{self.path} holds keys, but {file.name}, which names their hub, is missing: {remedy}")
+                # If two commands run at once, the first one's file stays, and both read it.
+                create_once(file, msgspec.json.encode(wanted))
+            known = _read(file)
+            less = known.url == wanted.url and _trusts_less(self.authority_file, known, invitation)
+            if known != wanted and (not known.reached or (known.authority != wanted.authority and less)):
+                known = replace(wanted, reached=known.reached)
+                replace_file(file, msgspec.json.encode(known).decode())
+        except OSError as error:
+            raise CommandError(
+                f"{file} cannot be used ({error_text(error)}): move it away if it is no file, or set node.var_dir to a "
+                "writable folder"
+            ) from None
+        except MessageError as error:
+            raise CommandError(f"{file} does not name a hub ({error}): {remedy}") from None
+        if (known.url, known.authority) != (wanted.url, wanted.authority):
+            raise CommandError(f"{self.path} belongs to {_told(known)}, and the token is for {_told(wanted)}: {remedy}")
 
     def confirm(self) -> None:
-        """Record that the folder's hub answered. Raises CommandError."""
-        confirm(self.hub_file)
+        """Record that the folder's hub answered: from now on the folder is for it alone. Raises
+        CommandError if the file cannot be written.
+        """
+        known = _read(self.hub_file)
+        if not known.reached:
+            replace_file(self.hub_file, msgspec.json.encode(replace(known, reached=True)).decode())
 
     def known_name(self) -> str:
         """The name under which this node joined before; empty if it never did. Its run tells
@@ -277,29 +260,23 @@ class JoinFolder:
         into a token. Raises CommandError, as `grown_roster` does.
         """
         self._prepare()
-        grown = self.grown_roster(members)
+        before, grown = self._roster(), self.grown_roster(members)
         try:
-            before = set(read_roster(self.roster_file)) if self.roster_file.exists() else set[str]()
             write_roster(self.roster_file, grown)
-            return [member for member in members if member.node not in before]
         except RosterError as error:
             raise CommandError(str(error)) from None
         except OSError as error:
             raise CommandError(_unusable(self.roster_file, error)) from None
+        return [member for member in members if member.node not in before]
 
     def lines_to_ask_about(self, members: list[Member], own_key: str) -> list[Member]:
         """Those of a later token's lines that would change whom this node admits; none in a folder
-        that no node has joined from. The node's line for itself (`own_key`) is no change.
-
-        Raises:
-            CommandError: as `grown_roster`.
+        that no node has joined from. The node's line for itself (`own_key`) is no change. Raises
+        CommandError.
         """
         if not self.roster_file.exists() and not self.config_file.exists():
             return []
-        try:
-            known = read_roster(self.roster_file) if self.roster_file.exists() else {}
-        except (RosterError, OSError) as error:
-            raise CommandError(_unusable(self.roster_file, error) if isinstance(error, OSError) else str(error)) from None
+        known = self._roster()
         return [member for member in members if member.node not in known and member.public_key != own_key]
 
     def grown_roster(self, members: list[Member]) -> dict[str, RosterEntry]:
@@ -308,20 +285,22 @@ class JoinFolder:
         Raises:
             CommandError: a name has another key here than in the token, or the file cannot be used.
         """
-        try:
-            known = dict(read_roster(self.roster_file)) if self.roster_file.exists() else {}
-        except RosterError as error:
-            raise CommandError(str(error)) from None
-        except OSError as error:
-            raise CommandError(_unusable(self.roster_file, error)) from None
+        known = self._roster()
         for member in members:
-            if member.node in known and known[member.node].public_key != member.public_key:
+            if known.setdefault(member.node, RosterEntry(member.node, member.public_key)).public_key != member.public_key:
                 raise CommandError(
                     f"{self.roster_file} has another key for {member.node} than the token: ask the operator which is right, "
                     f"then `swarm roster remove {member.node} --file {self.roster_file}` or another token"
                 )
-            known.setdefault(member.node, RosterEntry(member.node, member.public_key))
         return known
+
+    def _roster(self) -> dict[str, RosterEntry]:
+        try:
+            return dict(read_roster(self.roster_file)) if self.roster_file.exists() else {}
+        except RosterError as error:
+            raise CommandError(str(error)) from None
+        except OSError as error:
+            raise CommandError(_unusable(self.roster_file, error)) from None
 
     def _prepare(self) -> None:
         try:

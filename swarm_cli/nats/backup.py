@@ -250,36 +250,23 @@ def regular_file(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-class StreamFile:
-    """A stream's file, checked against the manifest while it is read."""
-
-    def __init__(self, folder: Path, entry: StreamEntry) -> None:
-        self._path, self._entry = file_of(folder, entry.name), entry
-        self._sum, self._read_bytes = hashlib.sha256(), 0
-
-    def parts(self) -> Iterator[bytes]:
-        """The file in parts. Raises CommandError if it cannot be read or is too long."""
-        self._sum, self._read_bytes = hashlib.sha256(), 0
-        try:
-            with regular_file(self._path) as file:
-                while part := file.read(PART_BYTES):
-                    self._read_bytes += len(part)
-                    if self._read_bytes > self._entry.size_bytes:
-                        raise CommandError(self._damage())
-                    self._sum.update(part)
-                    yield part
-        except OSError as error:
-            raise CommandError(
-                f"{self._path} cannot be read ({error.strerror}), so its stream was not restored: copy the backup again"
-            ) from None
-
-    def confirm(self) -> None:
-        """Raises CommandError unless all the parts together are what was backed up."""
-        if self._read_bytes != self._entry.size_bytes or self._sum.hexdigest() != self._entry.sha256:
-            raise CommandError(self._damage())
-
-    def _damage(self) -> str:
-        return f"{self._path} is not what was backed up (its size or SHA-256 differs): copy the backup here again"
+def checked_parts(folder: Path, entry: StreamEntry) -> Iterator[bytes]:
+    """A stream's file in parts. Raises CommandError if it cannot be read, and before it ends if it
+    is not what was backed up.
+    """
+    path, digest, read_bytes = file_of(folder, entry.name), hashlib.sha256(), 0
+    try:
+        with regular_file(path) as file:
+            while read_bytes <= entry.size_bytes and (part := file.read(PART_BYTES)):
+                read_bytes += len(part)
+                digest.update(part)
+                yield part
+    except OSError as error:
+        raise CommandError(
+            f"{path} cannot be read ({error.strerror}), so its stream was not restored: copy the backup again"
+        ) from None
+    if read_bytes != entry.size_bytes or digest.hexdigest() != entry.sha256:
+        raise CommandError(f"{path} is not what was backed up (its size or SHA-256 differs): copy the backup here again")
 
 
 ATTEMPTS = 3
@@ -384,19 +371,6 @@ async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], 
     return Manifest(FORMAT, time.time(), version, VERSION, entries)
 
 
-class _Summed:
-    """Writes to a file, and computes the size and checksum."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.sha256, self.size_bytes = file, hashlib.sha256(), 0
-
-    def write(self, part: bytes) -> None:
-        """Append a part."""
-        self._file.write(part)
-        self.sha256.update(part)
-        self.size_bytes += len(part)
-
-
 async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
     """Back up one stream into its file; starts over if the transfer breaks off."""
     for attempt in range(1, ATTEMPTS + 1):
@@ -418,18 +392,18 @@ async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
 async def _taken(connection: Connection, folder: Path, name: str) -> StreamEntry:
     """The stream as it is now, in its file."""
     consumers = (await administration.consumers(connection, [name], Deadline(LISTING_S)))[name]
-    with file_of(folder, name).open("wb") as file:
-        written = _Summed(file)
-        taken = await take_snapshot(connection, name, written.write)
-        file.flush()
+    with file_of(folder, name).open("w+b") as file:
+        taken = await take_snapshot(connection, name, file.write)
+        size_bytes = file.tell()
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
     after = await call(connection, f"STREAM.INFO.{name}", None, Deadline(LISTING_S), f"stream {name}")
     with readable(f"stream {name}"):
         was, now = (msgspec.convert(state, State) for state in (taken.state, after["state"]))
         durable = _durable(consumers.entries)
     removed = max(0, (now.last_seq - now.messages) - (was.last_seq - was.messages))
-    digest = written.sha256.hexdigest()
-    return StreamEntry(name, digest, written.size_bytes, taken.config, taken.state, durable, removed)
+    return StreamEntry(name, digest, size_bytes, taken.config, taken.state, durable, removed)
 
 
 def _durable(consumers: Sequence[dict[str, Any]]) -> list[ConsumerEntry]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -226,19 +227,50 @@ def init(
     node_config = _on_servers(chosen, node_url, swarm_url)
     if plane in (Plane.SWARM, Plane.BOTH) and node_config.nats.swarm_url is None:
         raise CommandError("nats.swarm_url is none, so this node has no swarm plane: set nats.swarm_url, or use --plane node")
-    for_node, for_swarm = _with_key(node_config, "node_key_file", key), _with_key(node_config, "swarm_key_file", key)
-    lowering = Lowering.APPLY if lower else Lowering.REFUSE
     try:
-        if not lower and (found := _would_lower(plane, for_node, for_swarm)):
-            raise _refusal("; ".join(found))
-        if plane in (Plane.NODE, Plane.BOTH):
-            asyncio.run(_init_node(for_node, lowering))
-            typer.echo(f"node plane of {node_config.node.id}: all streams exist")
-        if plane in (Plane.SWARM, Plane.BOTH):
-            asyncio.run(_init_swarm(for_swarm, lowering))
-            typer.echo("swarm plane: all streams exist")
+        asyncio.run(_init(node_config, plane, key, Lowering.APPLY if lower else Lowering.REFUSE))
     except WouldLower as error:  # somebody else raised a limit after the check
         raise _refusal(str(error)) from None
+
+
+async def _init(config: NodeConfig, plane: Plane, key: Path | None, lowering: Lowering) -> None:
+    """All streams of both planes are looked at before the first is changed, so that a refused
+    command changes nothing.
+    """
+    nats, node, verifier = config.nats, config.node.id, config.verifier
+    at_node = at_swarm = None
+    async with AsyncExitStack() as connected:
+        if plane is not Plane.SWARM:
+            at_node = await connect_node_plane(_with_key(config, "node_key_file", key), OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
+            connected.push_async_callback(at_node.close)
+        if plane is not Plane.NODE:
+            at_swarm = await connect_swarm_plane(_with_key(config, "swarm_key_file", key), OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
+            connected.push_async_callback(at_swarm.close)
+        if lowering is Lowering.REFUSE:
+            policies = policies_stream(node, replicas=nats.replicas)
+            found = await lowered_node_streams(at_node, node, [policies], replicas=nats.replicas) if at_node else []
+            found += await lowered_swarm_streams(at_swarm, replicas=nats.swarm_replicas) if at_swarm else []
+            if found:
+                raise _refusal("; ".join(found))
+        if at_node:
+            await ensure_node_streams(at_node, node, replicas=nats.replicas, lowering=lowering)
+            consumer = verifier_consumer(verifier.ack_wait_s, verifier.max_deliver)
+            await at_node.ensure_consumer(node_rollouts_stream(node), consumer)
+            # Made here because the trainer may not. It stays empty if policies travel by a shared
+            # volume.
+            await prepare_policies_stream(at_node, node, create=True, replicas=nats.replicas, lowering=lowering)
+            typer.echo(f"node plane of {node}: all streams exist")
+        if at_swarm:
+            await update_swarm_streams(at_swarm, replicas=nats.swarm_replicas, lowering=lowering)
+            typer.echo("swarm plane: all streams exist")
+
+
+def _refusal(found: str) -> CommandError:
+    return CommandError(
+        f"{found}. To keep what exists, raise it in the configuration (num_replicas is nats.replicas on the node plane and "
+        "nats.swarm_replicas on the swarm plane); to lower it, run this again with --lower",
+        EXIT_CONFIG,
+    )
 
 
 def _on_servers(config: NodeConfig, node_url: str, swarm_url: str) -> NodeConfig:
@@ -250,26 +282,6 @@ def _on_servers(config: NodeConfig, node_url: str, swarm_url: str) -> NodeConfig
     target = default_target(config, node_url, swarm_url)
     urls = {"node_url": target.node_url, "swarm_url": target.swarm_url}
     return config.model_copy(update={"nats": config.nats.model_copy(update=urls)})
-
-
-def _refusal(found: str) -> CommandError:
-    return CommandError(
-        f"{found}. To keep what exists, raise it in the configuration (num_replicas is nats.replicas on the node plane and "
-        "nats.swarm_replicas on the swarm plane); to lower it, run this again with --lower",
-        EXIT_CONFIG,
-    )
-
-
-def _would_lower(plane: Plane, for_node: NodeConfig, for_swarm: NodeConfig) -> list[str]:
-    """Check all streams of both planes before the first is changed, so that a refused command
-    changes nothing.
-    """
-    found: list[str] = []
-    if plane in (Plane.NODE, Plane.BOTH):
-        found += asyncio.run(_look_at_node(for_node))
-    if plane in (Plane.SWARM, Plane.BOTH):
-        found += asyncio.run(_look_at_swarm(for_swarm))
-    return found
 
 
 def _deliver(text: str, out: Path | None) -> None:
@@ -298,46 +310,6 @@ def _storage(plane: Plane, gib: int | None, domain: str) -> Storage | None:
 
 def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path) -> Upstream:
     return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, public_key_of(folder / node / "swarm.nk")) for node in nodes))
-
-
-async def _look_at_node(config: NodeConfig) -> list[str]:
-    transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
-    try:
-        replicas = config.nats.replicas
-        policies = policies_stream(config.node.id, replicas=replicas)
-        return await lowered_node_streams(transport, config.node.id, [policies], replicas=replicas)
-    finally:
-        await transport.close()
-
-
-async def _look_at_swarm(config: NodeConfig) -> list[str]:
-    transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
-    try:
-        return await lowered_swarm_streams(transport, replicas=config.nats.swarm_replicas)
-    finally:
-        await transport.close()
-
-
-async def _init_node(config: NodeConfig, lowering: Lowering) -> None:
-    transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
-    try:
-        verifier = config.verifier
-        await ensure_node_streams(transport, config.node.id, replicas=config.nats.replicas, lowering=lowering)
-        consumer = verifier_consumer(verifier.ack_wait_s, verifier.max_deliver)
-        await transport.ensure_consumer(node_rollouts_stream(config.node.id), consumer)
-        # Made here because the trainer may not. It stays empty if policies travel by a shared
-        # volume.
-        await prepare_policies_stream(transport, config.node.id, create=True, replicas=config.nats.replicas, lowering=lowering)
-    finally:
-        await transport.close()
-
-
-async def _init_swarm(config: NodeConfig, lowering: Lowering) -> None:
-    transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
-    try:
-        await update_swarm_streams(transport, replicas=config.nats.swarm_replicas, lowering=lowering)
-    finally:
-        await transport.close()
 
 
 def _with_key(config: NodeConfig, field: str, key: Path | None) -> NodeConfig:

@@ -31,13 +31,15 @@ from swarm_cli.nats.backup import (
     PlaneOption,
     State,
     StreamEntry,
-    StreamFile,
+    checked_parts,
     chosen,
     read_manifest,
     with_connection,
 )
 from swarm_cli.target import refuse_unnamed_server
 
+WRITTEN_S = 1800.0
+"""What a server may take to write one stream."""
 COPIES_S = 60.0
 """How long to wait until the other servers have their copies; after that it is only reported."""
 
@@ -51,7 +53,6 @@ class _Wanted:
     replicas: int | None
     lower: bool
     replace_empty: bool
-    timeout_s: float
     made_at: float
 
     def copies(self, entry: StreamEntry) -> int:
@@ -74,7 +75,6 @@ def restore(
     sha256: Annotated[
         str, typer.Option(help="The manifest's SHA-256, which `swarm nats backup` printed: restore only that backup.")
     ] = "",
-    timeout_s: Annotated[float, typer.Option(min=1, help="How long a server may take to write one stream, in seconds.")] = 1800.0,
     check: Annotated[bool, typer.Option("--check", help="Check everything, restore nothing.")] = False,
     plane: PlaneOption = Plane.NODE,
     key: KeyOption = None,
@@ -95,13 +95,11 @@ def restore(
     # something missing.
     by_name = {each.name: each for each in manifest.streams}
     entries = tuple(by_name[name] for name in reversed(names))
-    wanted = _Wanted(folder, entries, replicas, lower, replace_empty, timeout_s, manifest.made_at)
+    wanted = _Wanted(folder, entries, replicas, lower, replace_empty, manifest.made_at)
     _refuse_fewer_copies(wanted)
     for entry in entries:
-        file = StreamFile(folder, entry)
-        for _ in file.parts():
+        for _ in checked_parts(folder, entry):
             pass
-        file.confirm()
     node_config = for_node(load_chosen(config), node)
     refuse_unnamed_server(node_config, node_url, swarm_url)
     with_connection(node_config, plane, key, node_url, swarm_url, lambda connection: _restore(connection, wanted, manifest, check))
@@ -200,10 +198,9 @@ async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> l
     """Restore one stream and compare it with the backup; returns remarks to print."""
     config = {**entry.config, "num_replicas": wanted.copies(entry)}
     config["metadata"] = {name: text for name, text in (config.get("metadata") or {}).items() if not name.startswith("_nats.")}
-    file = StreamFile(wanted.folder, entry)
-    made = await restore_snapshot(
-        connection, config, entry.server_state, file.parts(), sure=file.confirm, timeout_s=wanted.timeout_s
-    )
+    # If a file was changed since it was checked, the last part is not sent, and no stream is made.
+    parts = checked_parts(wanted.folder, entry)
+    made = await restore_snapshot(connection, config, entry.server_state, parts, timeout_s=WRITTEN_S)
     with readable(f"stream {entry.name}"):
         found = msgspec.convert(made["state"], State)
     try:

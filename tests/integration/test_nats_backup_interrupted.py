@@ -28,16 +28,17 @@ async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: Nats
     await transport.close()
     other = await opened(target.url)
 
-    def changed() -> None:
+    def changed() -> Iterator[bytes]:
+        yield from parts[:3]
         raise ValueError("changed")
 
     with pytest.raises(ValueError, match="changed"):
-        await restore_snapshot(other.connection, taken.config, taken.state, parts[:3], sure=changed, timeout_s=10)
+        await restore_snapshot(other.connection, taken.config, taken.state, changed(), timeout_s=10)
     # The server gives up by itself; then the same is restored.
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
-            made = await restore_snapshot(other.connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
+            made = await restore_snapshot(other.connection, taken.config, taken.state, parts, timeout_s=10)
             break
         except TransportError:
             assert time.monotonic() < deadline
@@ -74,10 +75,10 @@ async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_ref
         yield from parts[1:]
 
     with pytest.raises(TransferLost):
-        await restore_snapshot(transport.connection, taken.config, taken.state, restart_later(), sure=lambda: None, timeout_s=10)
+        await restore_snapshot(transport.connection, taken.config, taken.state, restart_later(), timeout_s=10)
     with pytest.raises(TransportError):
         await transport.stream_state(SCORED)  # nothing half
-    await restore_snapshot(transport.connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
+    await restore_snapshot(transport.connection, taken.config, taken.state, parts, timeout_s=10)
     assert (await transport.stream_state(SCORED)).messages == taken.state["messages"]
     await transport.close()
 

@@ -56,9 +56,7 @@ REQUESTS: dict[str, Callable[[Transport], Awaitable[object]]] = {
     "swarm's streams": ensure_swarm_streams,
     "fetch": lambda hub: fetch(hub, "S", "C", 1, 2.0),
     "take a snapshot": lambda hub: take_snapshot(connection_of(hub), "S", lambda part: None),
-    "put a snapshot back": lambda hub: restore_snapshot(
-        connection_of(hub), {"name": "S"}, {}, [], sure=lambda: None, timeout_s=2.0
-    ),
+    "put a snapshot back": lambda hub: restore_snapshot(connection_of(hub), {"name": "S"}, {}, [], timeout_s=2.0),
     "the account": lambda hub: administration.account(connection_of(hub), Deadline(5.0)),
     "list streams": lambda hub: administration.streams(connection_of(hub), Deadline(5.0)),
     "list consumers": lambda hub: administration.consumers(connection_of(hub), ["S"], Deadline(5.0)),

@@ -159,7 +159,7 @@ def test_positions_are_backed_up_before_what_they_point_to_and_messages_before_t
 def test_room_is_looked_at_with_all_copies_and_what_a_stream_reserves(account: dict[str, Any], refused: str, tmp_path: Any) -> None:
     state = {"messages": 1, "bytes": 50, "first_seq": 1, "last_seq": 1}
     stream = StreamEntry("X", "", 1, {"name": "X", "max_bytes": 100, "num_replicas": 3}, state)
-    wanted = _Wanted(tmp_path, (stream,), None, False, False, 1.0, 0.0)
+    wanted = _Wanted(tmp_path, (stream,), None, False, False, 0.0)
     if not refused:
         _check_room(account, wanted)
         return

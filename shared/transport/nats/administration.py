@@ -114,7 +114,6 @@ async def restore_snapshot(
     state: dict[str, Any],
     chunks: Iterable[bytes],
     *,
-    sure: Callable[[], None],
     timeout_s: float,
 ) -> dict[str, Any]:
     """Make the stream of a snapshot; its information as the server has it then.
@@ -123,9 +122,8 @@ async def restore_snapshot(
         connection: To a server, as a user who may make streams.
         config: The stream's settings, which win over those in the snapshot.
         state: What the server said when it took the snapshot.
-        chunks: The file, in pieces of `CHUNK_BYTES` at most.
-        sure: Called when all was sent and before the server is told so; if it raises, no stream is
-            made.
+        chunks: The file, in pieces of `CHUNK_BYTES` at most. If getting the next one raises, even
+            after the last, no stream is made.
         timeout_s: How long the server may take to write what it was sent.
 
     Raises:
@@ -139,7 +137,6 @@ async def restore_snapshot(
         target = str(answer["deliver_subject"])
     for chunk in chunks:
         await _send(connection, target, chunk, SILENCE_S, what)
-    sure()
     made = await _send(connection, target, b"", timeout_s, what)
     if "config" not in made:
         raise TransferLost(f"{what}: the server did not say that the stream is there")
