@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
@@ -138,9 +139,12 @@ def main() -> NoReturn:
     if asked in _DERIVING_COMMANDS:
         _fix_hash_seed()
     from shared.importing import without_collection
-    from swarm_cli.console import log_to_standard_error, note
+    from shared.runtime.logs import configure_logging
+    from swarm_cli.console import note
 
-    log_to_standard_error()
+    # Log lines do not mix with the result. Only errors: the command itself says what went wrong.
+    configure_logging(level="error", log_format="console", stream=sys.stderr)
+    sys.excepthook = lambda kind, error, where: note("".join(traceback.format_exception(kind, error, where)).rstrip())
     if asked in MOVED:
         note(f"swarm: there is no `swarm {asked}` any more: {MOVED[asked]}")
         sys.exit(2)

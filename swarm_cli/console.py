@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from contextlib import suppress
-from types import TracebackType
 
 import typer
 from rich.console import Console
@@ -19,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand
 
-from shared.runtime.logs import configure_logging
 from shared.text import visible, visible_lines
 
 CELL_CHARACTERS = 64
@@ -27,14 +24,6 @@ CELL_CHARACTERS = 64
 cells aside.
 """
 _UNCUT_COLUMNS = 10_000
-
-
-def log_to_standard_error() -> None:
-    """Send log lines to standard error, so that they do not mix with the result, and only errors:
-    the command itself reports what went wrong.
-    """
-    configure_logging(level="error", log_format="console", stream=sys.stderr)
-    sys.excepthook = _tell
 
 
 def note(text: str) -> None:
@@ -124,7 +113,3 @@ def _meant_option(ctx: typer.Context, word: str) -> str:
     alike = [each.opts[0] for each in options if (getattr(each, "bare_type", str) in (int, float)) == is_number]
     first = next((name for name in names if ending and name.endswith(ending)), (alike or names)[0])
     return f" A value follows its option ({', '.join(names)}): {ctx.command_path} {first} {word}"
-
-
-def _tell(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    note("".join(traceback.format_exception(kind, error, where)).rstrip())

@@ -8,6 +8,11 @@ limit (`shared.transport.blobs`); a server reserves space for both.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
 from shared.contracts import subjects
 from shared.contracts.limits import (
     MIB,
@@ -24,12 +29,19 @@ from shared.transport.base import (
     NoStream,
     NotConnected,
     Retention,
+    StreamMissing,
     StreamSpec,
     Transport,
     TransportError,
     bucket_stream,
 )
 from shared.transport.blobs import companion
+
+STREAMS_FILE = "streams.json"
+"""In a node's run folder: the names of the node's streams, once they exist
+(`shared.runtime.streams`).
+"""
+_NAMES_BYTES = 64 * 1024
 
 
 def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
@@ -90,6 +102,36 @@ def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
             description="Which run the node's streams belong to; written once",
         ),
     )
+
+
+def names_of(node: str) -> list[str]:
+    """The streams, and the bucket as a stream, that every process of a node may ask about."""
+    return [*(spec.name for spec in node_streams(node)), bucket_stream(subjects.node_bucket(node))]
+
+
+async def missing(transport: Transport, names: Iterable[str]) -> list[str]:
+    """Those of the streams that the server says it does not have. Raises TransportError if it does
+    not say.
+    """
+    found = []
+    for name in names:
+        try:
+            await transport.stream_state(name)
+        except StreamMissing:
+            found.append(name)
+    return found
+
+
+def noted_names(run_dir: Path) -> list[str]:
+    """The streams that a process of this run's folder has seen; none if there was no such process,
+    or the note cannot be read.
+    """
+    with suppress(OSError, ValueError):
+        with (run_dir / STREAMS_FILE).open("rb") as file:
+            found = json.loads(file.read(_NAMES_BYTES))
+        if isinstance(found, list) and all(isinstance(each, str) for each in found):
+            return found
+    return []
 
 
 def verifier_consumer(ack_wait_s: float = VERIFIER_ACK_WAIT_S, max_deliver: int = VERIFIER_MAX_DELIVER) -> ConsumerSpec:

@@ -9,61 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
 from shared.contracts import subjects
-from shared.contracts.streams import MissingStreams, node_streams
+from shared.contracts.streams import STREAMS_FILE, MissingStreams, missing, names_of, noted_names
 from shared.roles import Role
 from shared.runtime.logs import Log
-from shared.transport.base import StreamMissing, Transport, TransportError, bucket_stream
+from shared.transport.base import StreamMissing, Transport, TransportError
 
-FILE = "streams.json"
-"""In the run's folder: the names of the node's streams, once they exist."""
 LOOK_S = 5.0
 LOOKS_BETWEEN = 6
 """Without a reason to look, one stream is asked about every sixth time: the server answers such
 requests one after the other.
 """
-_NAMES_BYTES = 64 * 1024
 
 
 class StreamsReplaced(Exception):
     """Streams of the same names but other contents have taken the place of those that this process
     knows. A restart goes on from what they hold.
     """
-
-
-def names_of(node: str) -> list[str]:
-    """The streams, and the bucket as a stream, that every process of a node may ask about."""
-    return [*(spec.name for spec in node_streams(node)), bucket_stream(subjects.node_bucket(node))]
-
-
-def noted_names(run_dir: Path) -> list[str]:
-    """The streams that a process of this run's folder has seen; none if there was no such process,
-    or the note cannot be read.
-    """
-    with suppress(OSError, ValueError):
-        with (run_dir / FILE).open("rb") as file:
-            found = json.loads(file.read(_NAMES_BYTES))
-        if isinstance(found, list) and all(isinstance(each, str) for each in found):
-            return found
-    return []
-
-
-async def missing(transport: Transport, names: Iterable[str]) -> list[str]:
-    """Those of the streams that the server says it does not have. Raises TransportError if it does
-    not say.
-    """
-    found = []
-    for name in names:
-        try:
-            await transport.stream_state(name)
-        except StreamMissing:
-            found.append(name)
-    return found
 
 
 async def refuse_empty_store(transport: Transport, run_dir: Path, url: str) -> None:
@@ -105,7 +72,7 @@ class KnownStreams:
             with suppress(StreamMissing):
                 self._created[name] = (await self._transport.stream_state(name)).created
         with suppress(OSError):  # a folder that cannot be written: this process knows them anyway
-            (run_dir / FILE).write_text(json.dumps(names_of(self._node)))
+            (run_dir / STREAMS_FILE).write_text(json.dumps(names_of(self._node)))
 
     async def watch(self, hold_back: Callable[[str], None]) -> None:
         """Look for ever: at all streams after a reconnection, else at one after the other. While

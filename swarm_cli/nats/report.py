@@ -16,9 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from shared.config import NodeConfig
-from shared.contracts.streams import swarm_streams
+from shared.contracts.streams import STREAMS_FILE, names_of, swarm_streams
 from shared.contracts.subjects import SWARM_NODES_BUCKET
-from shared.runtime.streams import FILE, names_of
 from shared.text import visible, visible_json
 from shared.transport.base import Deadline, bucket_stream
 from shared.transport.nats import administration
@@ -263,7 +262,7 @@ def _nodes(config: NodeConfig, node: str, node_url: str, listed: Collection[str]
     if node:
         return {node}
     run = run_at(config.node.var_dir, node_url or config.nats.node_url)
-    here = {file.parent.name for file in (config.node.var_dir / "runs" / run).glob(f"*/{FILE}")} if run else set()
+    here = {file.parent.name for file in (config.node.var_dir / "runs" / run).glob(f"*/{STREAMS_FILE}")} if run else set()
     found = (re.fullmatch(r"KV_node_(.+)|NODE_(.+)_(?:ROLLOUTS|SCORED|BATCHES|DEAD)", name) for name in listed)
     return here | {(each[1] or each[2]).lower() for each in found if each} or {config.node.id}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared.contracts.status_figures import STATUS_INTERVAL_S, STOPPED
+from shared.contracts.streams import names_of
 from shared.contracts.wire import is_node_name
 from shared.roles import ROLES
 from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, Deaths, deaths_file, read_deaths
-from shared.runtime.streams import names_of
 from shared.text import visible
 from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeState, duration
 from swarm_cli.runs import restart_options, starts_again

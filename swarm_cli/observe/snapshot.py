@@ -20,6 +20,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.status_figures import STOPPED, FigureFamily, StatusFigure
+from shared.contracts.streams import STREAMS_FILE, missing, noted_names
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.statements import OTHER_SWARM, Heard, SignatureStatus, hear, said_at, said_in
 from shared.lease.name import NameTaken, name_owner
@@ -29,8 +30,6 @@ from shared.roles import OPERATOR, ROLES, Role
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import read_state
-from shared.runtime.streams import FILE as STREAMS_FILE
-from shared.runtime.streams import missing, noted_names
 from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamState, Transport, TransportError, bucket_stream
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, with_places

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from shared.config import load_config
-from shared.contracts.streams import ensure_node_streams
+from shared.contracts.streams import STREAMS_FILE, ensure_node_streams, names_of
 from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
-from shared.runtime.streams import FILE, names_of
 from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.installation import DEMO_CONFIG
@@ -46,7 +45,7 @@ def emptied(tmp_path: Path, nats_server: Callable[..., NatsServer], monkeypatch:
     with holding_run(run):
         write_note(run, RunNote(server.url, server.url, StartOptions()))
         (run / "alpha").mkdir()
-        (run / "alpha" / FILE).write_text(json.dumps(names_of("alpha")))
+        (run / "alpha" / STREAMS_FILE).write_text(json.dumps(names_of("alpha")))
         yield server
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.contracts.streams import ensure_node_streams
+from shared.contracts.streams import ensure_node_streams, missing, names_of, noted_names
 from shared.contracts.subjects import node_batches, node_batches_stream, node_policies_stream
-from shared.runtime.streams import missing, names_of, noted_names
 from shared.transport.connect import connect
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.integration.nats_backups import swarm
