@@ -63,22 +63,6 @@ def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, f
     return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
 
 
-def curves_by_task(found: Comparison) -> dict[str, list[tuple[int, float]]]:
-    """A node's held-out scores by dataset, and over all datasets under "": pass rates, or mean
-    rewards where the newest result has no pass rate.
-    """
-    if found.newest is None:
-        return {}
-    curves = {"": [(each.policy_version, as_shown(value)) for each, value in found.values]}
-    newest = found.newest.per_task
-    for name in sorted({name for each in found.alike for name in each.per_task}):
-        by_reward = name in newest and newest[name].pass_rate is None
-        results = [(each.policy_version, each.per_task[name]) for each in found.alike if name in each.per_task]
-        scores = [(version, result.mean_reward if by_reward else result.pass_rate) for version, result in results]
-        curves[name] = [(version, as_shown(score)) for version, score in scores if score is not None]
-    return {name: curve for name, curve in curves.items() if curve}
-
-
 NODES_SENT = 200
 ROWS_SENT = 200
 CELLS_SENT = 1500

@@ -21,9 +21,9 @@ from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
-from swarm_cli.dashboard.page_state import curves_by_task, recent_object, swarm_object, thinned
+from swarm_cli.dashboard.page_state import recent_object, swarm_object, thinned
 from swarm_cli.dashboard.recent_groups import BatchFollower
-from swarm_cli.dashboard.run_records import RunRecords, steps_object
+from swarm_cli.dashboard.run_records import RunRecords, as_shown, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_state import NodeState
@@ -192,7 +192,8 @@ class SwarmSource:
             if self._heard_at is None:
                 return 503, NOT_READ_YET
             return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
-        curves = {} if seen is None else curves_by_task(seen.comparison)
+        found = {} if seen is None else seen.comparison.curves
+        curves = {dataset: [(version, as_shown(score)) for version, score in curve] for dataset, curve in found.items()}
         groups = self._batches.recent.recent(GROUPS_SENT, node)
         return 200, {
             "node": node,

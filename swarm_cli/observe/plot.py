@@ -16,7 +16,7 @@ from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
-from swarm_cli.observe.run_files import Comparison, Evaluation, compared, read_evaluations, read_steps
+from swarm_cli.observe.run_files import Comparison, compared, read_evaluations, read_steps
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, read_end
 from swarm_cli.target import find_run
@@ -49,8 +49,6 @@ def plot(
 def _has_curves(folder: Path) -> bool:
     return folder.is_dir() and any((folder / name).is_file() for name in (EVAL_FILE, METRICS_FILE))
 
-
-Evaluations = Mapping[Path, Sequence[Evaluation]]
 
 MOST_TASKS = 12
 """The most datasets with their own diagram; the mean over all would hide which one is learned."""
@@ -119,10 +117,7 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
         for position, folder in enumerate(node_dirs)
     }
     comparisons = {folder: compared(read_evaluations(folder)) for folder in node_dirs}
-    evaluations = {folder: each.alike for folder, each in comparisons.items()}
-    tasks = sorted({name for node_evaluations in evaluations.values() for each in node_evaluations for name in each.per_task})[
-        :MOST_TASKS
-    ]
+    tasks = sorted({name for each in comparisons.values() for name in each.curves if name})[:MOST_TASKS]
     names = file_names(node_dirs[0].parent if node_dirs else None)
     rows = 4 + -(-len(tasks) // 2)
     figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True)
@@ -130,7 +125,7 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     _draw_held_out(axes[0], comparisons, looks)
     steps = {folder: read_steps(folder) for folder in node_dirs}
     for axis, name in zip(axes[1 + len(PANELS) :], tasks, strict=False):
-        _draw_task(axis, name, names.shown(name), evaluations, looks)
+        _draw_task(axis, name, names.shown(name), comparisons, looks)
     for axis in axes[1 + len(PANELS) + len(tasks) :]:
         axis.set_axis_off()
     for axis, panel in zip(axes[1:], PANELS, strict=False):
@@ -145,18 +140,15 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     plt.close(figure)
 
 
-def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, looks: dict[Path, Look]) -> None:
+def _draw_task(axis: Axes, name: str, title: str, comparisons: Mapping[Path, Comparison], looks: dict[Path, Look]) -> None:
     """Draw one dataset's results by the measure of the newest, because a pass may have gone."""
     axis.set_title(f"Held-out: {_plain(title)}", fontsize=11)
     axis.set_xlabel("policy version")
-    newest = [each[-1].per_task[name] for each in evaluations.values() if each and name in each[-1].per_task]
+    newest = [each.newest.per_task[name] for each in comparisons.values() if each.newest and name in each.newest.per_task]
     by_reward = any(each.pass_rate is None for each in newest)
     axis.set_ylabel("mean reward (no pass defined)" if by_reward else "share of tasks solved")
-    for folder, node_evaluations in evaluations.items():
-        results = [(each.policy_version, each.per_task[name]) for each in node_evaluations if name in each.per_task]
-        rates = [(version, result.mean_reward if by_reward else result.pass_rate) for version, result in results]
-        points = [(version, rate) for version, rate in rates if rate is not None]
-        if points:
+    for folder, comparison in comparisons.items():
+        if points := comparison.curves.get(name):
             axis.plot(*zip(*points, strict=True), **looks[folder].options, marker="o", label=_plain(folder.name))
     _finish(axis)
     if not by_reward:

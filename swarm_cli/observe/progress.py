@@ -18,20 +18,17 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.contracts.status_figures import StatusFigure
-from shared.roles import OPERATOR
 from shared.run_records import METRICS_FILE
-from shared.runtime.planes import connect_node_plane
 from shared.text import visible
-from shared.transport.base import NotConnected, Transport
+from shared.transport.base import NotConnected
 from swarm_cli.console import count
 from swarm_cli.errors import checked_node
 from swarm_cli.observe.node_state import NodeState, StepRate
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
-from swarm_cli.observe.run_files import NO_PASS_SHOWN, newest_step, read_evaluations
-from swarm_cli.observe.snapshot import gather, held_out_history, lost_streams
+from swarm_cli.observe.run_files import NO_PASS_SHOWN, newest_step
+from swarm_cli.observe.snapshot import take_snapshot
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import goes_on, running_since
-from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Target, where_runs_are
 
 _GROUPS = {"made": 6, "shared": 7, "taken": 6, "refused": 8}
@@ -62,6 +59,7 @@ LEGEND = (
 LINE_CHARACTERS = 100
 STATE_CHARACTERS = 80
 HEADER_EVERY = 10
+CONNECT_S = 5.0
 FINAL_EVALUATION_S = 180.0
 """How long to wait for the last evaluation before the run ends without it."""
 
@@ -190,14 +188,6 @@ class ProgressView:
         self._began = time.monotonic() - (now - self._since)
 
     async def run(self) -> None:
-        """Print tables until the steps are taken; without a number of steps, for ever."""
-        transport = await connect_node_plane(self._config, OPERATOR)
-        try:
-            await self._follow(transport)
-        finally:
-            await transport.close()
-
-    async def _follow(self, transport: Transport) -> None:
         """Print tables. Ends by itself only with a number of steps, and then not before the last
         policy is evaluated, because its held-out score is the run's result. Waits for that at most
         `FINAL_EVALUATION_S`.
@@ -207,7 +197,7 @@ class ProgressView:
         tables, heard_at, steps_done_at = 0, time.monotonic(), None
         while True:
             await asyncio.sleep(self._every_s)
-            nodes = await self._read(transport, heard_at)
+            nodes = await self._read(heard_at)
             if nodes is None:
                 continue
             heard_at = time.monotonic()
@@ -226,27 +216,26 @@ class ProgressView:
                     self._close(nodes, complete=self._evaluated(nodes))
                     return
 
-    async def _read(self, transport: Transport, heard_at: float) -> list[NodeState] | None:
+    async def _read(self, heard_at: float) -> list[NodeState] | None:
+        run = self._run_dir.name
+        target = Target(self._config.nats.node_url, None, run)
         try:
-            nodes = await gather(transport, self._names, await lost_streams(transport, self._run_dir))
+            found = (await take_snapshot(self._config, target, self._names, timeout_s=CONNECT_S, expected=True)).nodes
         except NotConnected as error:
             # Do not give up: `honcho start` ends the whole run when its first process ends.
             silent_s = time.monotonic() - heard_at
-            why = await asyncio.to_thread(silent_server, self._config.node.var_dir, self._config.nats.node_url)
-            _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({why or error})")
+            _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({error})")
             return None
         for name in self._names:
             line = newest_step(self._run_dir / name)
             of_this_start = isinstance(line.get("step"), int) and (line.get("time") or 0.0) >= self._since
             self._newest[name] = line if of_this_start else {}
-        run = self._run_dir.name
         # What another run left under a node's name is none of this run's progress.
-        nodes = [node if node.run in ("", run) else NodeState(node.node, at=node.at) for node in nodes]
+        nodes = [node if node.run in ("", run) else NodeState(node.node, at=node.at) for node in found]
         return [
             replace(
                 node,
                 begun=self._since,
-                scores=held_out_history(node.evaluation, [], read_evaluations(self._run_dir / node.node)),
                 seen_rate=self._rates[node.node].update(line["time"], line["step"]) if (line := self._newest[node.node]) else None,
             )
             for node in nodes

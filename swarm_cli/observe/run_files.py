@@ -97,6 +97,20 @@ class Comparison(NamedTuple):
         return [(each, score) for each in self.alike if (score := each.score) is not None]
 
     @property
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Scores by policy version: over all datasets under "", and of each dataset, by the measure
+        of its newest result.
+        """
+        curves = {"": [(each.policy_version, value) for each, value in self.values]}
+        newest = self.alike[-1].per_task if self.alike else {}
+        for name in sorted({name for each in self.alike for name in each.per_task}):
+            by_reward = name in newest and newest[name].pass_rate is None
+            results = [(each.policy_version, each.per_task[name]) for each in self.alike if name in each.per_task]
+            scores = [(version, result.mean_reward if by_reward else result.pass_rate) for version, result in results]
+            curves[name] = [(version, score) for version, score in scores if score is not None]
+        return {name: curve for name, curve in curves.items() if curve}
+
+    @property
     def gain(self) -> float | None:
         """The newest minus the base policy's; None if that is not known."""
         newest = self.newest

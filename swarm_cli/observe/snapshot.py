@@ -128,10 +128,12 @@ async def take_snapshot(
     within_s: float = LOOK_S,
     evaluations: EvaluationLog | None = None,
     most: int = NODES_SHOWN,
+    expected: bool = False,
 ) -> SwarmState:
     """Look at `names`; if empty, at up to `most` of the nodes on this server and in the directory,
     without those that another run left on the server. Also updates `evaluations`. A run that has
-    ended is looked at in its records. timeout_s: of each connection.
+    ended is looked at in its records. timeout_s: of each connection. expected: the names are of
+    nodes that start here; one that has written nothing yet is among them.
 
     Raises:
         CommandError: one of `names` is none.
@@ -145,7 +147,7 @@ async def take_snapshot(
         return await asyncio.to_thread(ended_run, config.node.var_dir / "runs" / target.run, target.ended, names)
     try:
         async with asyncio.timeout(within_s):
-            return await _look(config, target, names, timeout_s, evaluations, most)
+            return await _look(config, target, names, timeout_s, evaluations, most, expected=expected)
     except TimeoutError:
         away = NotConnected(f"{target.node_url} took longer than {within_s:.0f} s to answer")
     except NotConnected as error:
@@ -154,7 +156,14 @@ async def take_snapshot(
 
 
 async def _look(
-    config: NodeConfig, target: Target, names: Sequence[str], timeout_s: float, evaluations: EvaluationLog | None, most: int
+    config: NodeConfig,
+    target: Target,
+    names: Sequence[str],
+    timeout_s: float,
+    evaluations: EvaluationLog | None,
+    most: int,
+    *,
+    expected: bool,
 ) -> SwarmState:
     for name in names:
         checked_node(name)
@@ -165,7 +174,7 @@ async def _look(
         swarm_plane, problem, denied = await _try_connect(config, target.swarm_url, timeout_s)
         try:
             lost = await lost_streams(node_plane, run_dir) if run_dir else {}
-            here = await nodes_here(node_plane) | lost.keys()
+            here = await nodes_here(node_plane) | lost.keys() | set(names if expected else ())
             if swarm_plane and evaluations:
                 await evaluations.follow(swarm_plane, configured_swarm(config))
             known = evaluations.established() if evaluations else []
@@ -197,7 +206,7 @@ async def _look(
             reports = evaluations.reports(swarm) if evaluations else []
             unsigned = evaluations.unsigned(swarm) if evaluations else frozenset[str]()
             if not names:
-                unlisted = _unlisted([report.node for report in reports], unsigned, {*wanted, *earlier}, known)
+                unlisted = _unlisted([report.node for report in reports], unsigned, {*here, *listed.payloads}, known)
                 room = max(0, most - len(nodes))
                 nodes += [NodeState(name, at=at, elsewhere=True) for name in unlisted[:room]]
                 left_out += len(unlisted[room:])

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from shared.config import load_config
 from shared.contracts import subjects
-from shared.roles import OPERATOR
-from shared.runtime.planes import connect_node_plane
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
@@ -98,10 +96,9 @@ async def page_and_progress(var_dir: Path, url: str) -> dict[str, str]:
     source = SwarmSource(config, default_target(config, url))
     await source.look()
     page = json.loads((source.answer("/swarm.json", {}) or (0, b"{}"))[1])
-    view, plane = ProgressView(config, NODES, 1, 1.0), await connect_node_plane(config, OPERATOR)
+    view = ProgressView(config, NODES, 1, 1.0)
     with contextlib.redirect_stdout(io.StringIO()):
-        views = await view._read(plane, time.monotonic())
-    await plane.close()
+        views = await view._read(time.monotonic())
     return {"page": page["problem"], "page's state": page["state"], "progress": "\n".join(view._remedies(views or []))}
 
 

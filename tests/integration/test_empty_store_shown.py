@@ -16,8 +16,6 @@ import pytest
 
 from shared.config import load_config
 from shared.contracts.streams import STREAMS_FILE, ensure_node_streams, names_of
-from shared.roles import OPERATOR
-from shared.runtime.planes import connect_node_plane
 from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.installation import DEMO_CONFIG
@@ -75,11 +73,8 @@ async def test_the_page_and_the_progress_view_say_it_too(emptied: NatsServer, ca
     state = json.loads(answered[1])
     assert (state["state"], [(node["node"], node["kind"]) for node in state["nodes"]]) == ("emptied", [("alpha", "lost")])
     assert all(each in state["problem"] for each in REMEDY)
-    plane, view = await connect_node_plane(config, OPERATOR), ProgressView(config, ["alpha"], 1, 1.0)
-    try:
-        nodes = await view._read(plane, time.monotonic())
-    finally:
-        await plane.close()
+    view = ProgressView(config, ["alpha"], 1, 1.0)
+    nodes = await view._read(time.monotonic())
     assert nodes is not None and nodes[0].kind == "lost" and all(each in view._remedies(nodes)[0] for each in REMEDY)
 
 

@@ -38,7 +38,6 @@ from shared.transport.nats.transport import NatsTransport, connection_of
 from swarm_cli.dashboard import swarm_source
 from swarm_cli.dashboard.page_state import (
     THIS_SERVER,
-    curves_by_task,
     leaderboard,
     overall,
     swarm_object,
@@ -210,7 +209,7 @@ def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Pa
         assert known == list(map(Evaluation.of, reports))
         found = row(NodeState("alpha", at=NOW, scores=tuple(known)), ended=True)
         assert (found["newest"], found["version"], found["gain"], found["standing"]) == (0.75, 6, 0.625, "on record")
-        assert found["curve"] == ((0, 0.125), (4, 0.5), (6, 0.75)) == tuple(curves_by_task(compared(known))[""])
+        assert found["curve"] == ((0, 0.125), (4, 0.5), (6, 0.75)) == tuple(compared(known).curves[""])
 
 
 def test_a_curve_for_each_task_is_by_the_measure_of_its_newest_result() -> None:
@@ -219,7 +218,7 @@ def test_a_curve_for_each_task_is_by_the_measure_of_its_newest_result() -> None:
         return Evaluation(version, 0.5, 8, per_task=results)
 
     found = compared([of(0, gcd=(0.25, 0.3), own=(0.5, 0.1)), of(4, gcd=(0.5, 0.6), own=(None, 0.2))])
-    assert curves_by_task(found) == {"": [(0, 0.5), (4, 0.5)], "gcd": [(0, 0.25), (4, 0.5)], "own": [(0, 0.1), (4, 0.2)]}
+    assert found.curves == {"": [(0, 0.5), (4, 0.5)], "gcd": [(0, 0.25), (4, 0.5)], "own": [(0, 0.1), (4, 0.2)]}
 
 
 def test_curves_keep_their_ends() -> None:
