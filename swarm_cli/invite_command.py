@@ -145,8 +145,7 @@ async def _swarms_seen(url: str) -> list[str]:
     """The swarms that entries of the directory are signed for, the members' swarm first."""
     from shared.identity.statements import SignatureStatus
     from shared.transport.connect import connect
-    from swarm_cli.observe.evaluation_log import EvaluationLog
-    from swarm_cli.observe.snapshot import read_directory, usual_swarm
+    from swarm_cli.observe.evaluation_log import EvaluationLog, read_directory, usual_swarm
 
     hub = await connect(url, name="invite", timeout_s=LOOK_S, hub=True)
     try:

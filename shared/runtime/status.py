@@ -1,6 +1,5 @@
 """A process's status in the node's key-value bucket, for `swarm status` and the progress view: its
 pace, and how far its clock is from its NATS server's, by the time that the server gives a write.
-Also reads all processes' statuses of a node, with what else displays show of its bucket.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import STARTING, STATUS_INTERVAL_S, FamilyFigure, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
-from shared.roles import ROLES, SEVERAL, Role
+from shared.roles import Role
 from shared.runtime.logs import Log
-from shared.transport.base import KvEntry, StreamFull, TooLarge, Transport, TransportError, bucket_stream
+from shared.transport.base import StreamFull, TooLarge, Transport, TransportError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -58,10 +56,6 @@ class ClockSkew:
         self._gauge.set(self.ahead_s)
 
 
-KEYS_READ = 1024
-"""If a node's bucket has more keys, each role's are read apart, the newest of as many writes."""
-PROCESSES_READ = 256
-"""The most processes of a role that are looked at, those that wrote last."""
 CLOCK_EVERY_REPORTS = 15
 CLOCK_OFF_S = 20.0
 """From here on a clock is called wrong, as by the alert SwarmClockSkewed."""
@@ -219,27 +213,3 @@ class StatusBoard:
             entry = await transport.kv.get(bucket, key)
             if entry is not None and entry.revision == revision:
                 clock.measured(sent_at, entry.stored_at, answered_at)
-
-
-async def read_state(transport: Transport, node: str) -> tuple[list[KvEntry], dict[str, int]]:
-    """What the displays need of a node's bucket, and how many more keys each role has in it than
-    are read, by stem such as `status.generator`. One role's many keys hide no other role's.
-    """
-    kv, bucket = transport.kv, node_bucket(node)
-    stems = [f"{subjects.STATUS_PREFIX}{role}" for role in ROLES] + [subjects.lease_key(role) for role in SEVERAL]
-    read, others = await kv.newest(bucket, KEYS_READ)
-    if others:
-        single = (subjects.lease_key(role) for role in ROLES if role not in SEVERAL)
-        fixed = (subjects.POLICY_KEY, subjects.TRAINER_KEY, subjects.EVAL_KEY, *single)
-        read = [entry for key in fixed if (entry := await kv.get(bucket, key)) is not None]
-        for stem in stems:
-            read += (await kv.newest(bucket, KEYS_READ, f"{stem}."))[0]
-    entries, surplus = [entry for entry in read if entry.key.rpartition(".")[0] not in stems], dict[str, int]()
-    for stem in stems:
-        of_stem = [entry for entry in read if entry.key.rpartition(".")[0] == stem]
-        entries += of_stem[:PROCESSES_READ]
-        if others or len(of_stem) > PROCESSES_READ:
-            written = await transport.counts(bucket_stream(bucket), f"$KV.{bucket}.{stem}.*")
-            if more := len(written) - len(of_stem[:PROCESSES_READ]):
-                surplus[stem] = more
-    return entries, surplus

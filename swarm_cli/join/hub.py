@@ -15,7 +15,7 @@ from shared.contracts.wire import MessageError
 from shared.identity.statements import SignatureStatus, hear
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, Deadline, NoStream, NotConnected, Transport, TransportError, bucket_stream
-from swarm_cli.observe.snapshot import read_directory
+from swarm_cli.observe.evaluation_log import read_directory
 
 LOOK_S = 10.0
 LOOK_AGAIN_S = 0.2

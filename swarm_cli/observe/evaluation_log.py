@@ -1,5 +1,7 @@
-"""Bounded memory keyed by names and swarms that senders choose. A sender can push out its own
-values, but of others' only those as new as its own.
+"""What nodes write for all of a swarm to read: held-out scores, and their entries in the directory.
+
+Scores are kept in bounded memory keyed by names and swarms that senders choose. A sender can push
+out its own values, but of others' only those as new as its own.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -16,10 +18,10 @@ import msgspec
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
+from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.roster import RosterError, read_roster
-from shared.identity.statements import Heard, SignatureStatus, hear
-from shared.transport.base import Ends, StoredMessage, Transport, TransportError
+from shared.identity.statements import Heard, SignatureStatus, hear, said_at, said_in
+from shared.transport.base import Ends, KvEntry, StoredMessage, Transport, TransportError
 from swarm_cli.errors import CommandError
 
 SWARMS_A_NAME = 4
@@ -33,6 +35,11 @@ SILENT_S = 86_400.0
 KEYS_A_NAME = 8
 NAMES_WITH_KEYS = 8
 """Keys are kept for this many times as many names as reports are."""
+
+ENTRIES_READ = 4096
+"""The most directory entries that are read, the newest first. An honest node renews its entry every
+10 s; after 15 minutes of silence an entry is removed.
+"""
 
 T = TypeVar("T")
 
@@ -449,3 +456,78 @@ async def _listed(swarm_plane: Transport) -> list[str]:
     except TransportError:
         return []
     return [entry.key for entry in entries]
+
+
+# The swarm's directory, `swarm_nodes`.
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Names of nodes, newest entry first, and their entries. `unreadable`: number of invalid
+    entries; `left_out`: number of entries that were not read.
+    """
+
+    names: tuple[str, ...] = ()
+    unreadable: int = 0
+    left_out: int = 0
+    payloads: Mapping[str, bytes] = field(default_factory=dict)
+
+    def entry(self, name: str) -> Heard[NodeRecord] | None:
+        """A node's entry with its signature checked; None if it has none."""
+        payload = self.payloads.get(name)
+        return None if payload is None else hear(payload, NodeRecord, time.time())
+
+    def entries(self, swarm: str | None = None) -> list[Heard[NodeRecord]]:
+        """All entries, each with its signature checked; entries for another swarm than `swarm` are
+        refused.
+        """
+        now = time.time()
+        return [hear(payload, NodeRecord, now, swarm) for payload in self.payloads.values()]
+
+
+def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
+    """The swarm that most nodes' signed entries name; None if no entry is signed.
+
+    If several swarms have equally many nodes, the newest entry decides. An entry from the future
+    counts as a node but never as the newest, because its sender could then choose the swarm.
+    """
+    names, newest = Counter[str](), dict[str, float]()
+    for entry in entries:
+        if entry.standing is SignatureStatus.SIGNED and entry.swarm is not None:
+            names[entry.swarm] += 1
+            at = said_at(entry.said)
+            newest[entry.swarm] = max(newest.get(entry.swarm, 0.0), at if at <= now else 0.0)
+    return max(names, key=lambda swarm: (names[swarm], newest[swarm], swarm), default=None)
+
+
+def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
+    """The directory made of `entries`. A valid entry has the node's name both as its key and in its
+    record, and its record decodes.
+    """
+    payloads, unreadable = {}, 0
+    for entry in entries:
+        try:
+            listed = is_node_name(entry.key) and said_in(entry.value, NodeRecord).node == entry.key
+        except MessageError:
+            listed = False
+        if listed:
+            payloads[entry.key] = entry.value
+        else:
+            unreadable += 1
+    return Directory(tuple(payloads), unreadable, left_out, payloads)
+
+
+async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:
+    """The newest entries, and those of the nodes in `wanted`. Empty if there is no directory yet or
+    it cannot be read.
+    """
+    bucket = subjects.SWARM_NODES_BUCKET
+    try:
+        entries, left_out = await swarm_plane.kv.newest(bucket, ENTRIES_READ)
+        known = {entry.key for entry in entries}
+        missing = [name for name in wanted if name not in known] if left_out else []
+        found = [await swarm_plane.kv.get(bucket, name) for name in missing]
+    except TransportError:
+        return Directory()
+    asked = [entry for entry in found if entry is not None]
+    return directory([*entries, *asked], left_out - len(asked))

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.config import NodeConfig
@@ -22,17 +21,23 @@ from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, Policy
 from shared.contracts.status_figures import STOPPED, FigureFamily, StatusFigure
 from shared.contracts.streams import STREAMS_FILE, missing, noted_names
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
-from shared.identity.statements import OTHER_SWARM, Heard, SignatureStatus, hear, said_at, said_in
+from shared.identity.statements import OTHER_SWARM, Heard, SignatureStatus
 from shared.lease.name import NameTaken, name_owner
 from shared.registry import did_you_mean
 from shared.rewards import CAUSES
-from shared.roles import OPERATOR, ROLES, Role
+from shared.roles import OPERATOR, ROLES, SEVERAL, Role
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.runtime.status import read_state
 from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamState, Transport, TransportError, bucket_stream
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, with_places
+from swarm_cli.observe.evaluation_log import (
+    Directory,
+    EvaluationLog,
+    configured_swarm,
+    read_directory,
+    usual_swarm,
+    with_places,
+)
 from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.run_files import (
     Evaluation,
@@ -61,10 +66,10 @@ NO_STATUS = "no service has written a status to this server"
 START = "if a swarm is starting there, wait for its services; otherwise start one (`swarm up`), or name its server"
 """What to do about either."""
 NOTHING_LOST: Mapping[str, tuple[str, ...]] = {}
-ENTRIES_READ = 4096
-"""The most directory entries that are read, the newest first. An honest node renews its entry every
-10 s; after 15 minutes of silence an entry is removed.
-"""
+KEYS_READ = 1024
+"""If a node's bucket has more keys, each role's are read apart, the newest of as many writes."""
+PROCESSES_READ = 256
+"""The most processes of a role that are looked at, those that wrote last."""
 
 
 class NoSuchNode(CommandError):
@@ -330,7 +335,7 @@ async def gather(transport: Transport, nodes: Sequence[str], lost: Mapping[str, 
         entries, surplus = list[KvEntry](), dict[str, int]()
         try:
             if bucket_stream(subjects.node_bucket(node)) not in lost.get(node, ()):
-                entries, surplus = await read_state(transport, node)
+                entries, surplus = await read_bucket(transport, node)
             found.append(replace(node_state(node, entries, await run_of(transport, node) if entries else ""), surplus=surplus))
         except TransportError as error:
             silent += [error] if isinstance(error, NotConnected) else []
@@ -338,6 +343,30 @@ async def gather(transport: Transport, nodes: Sequence[str], lost: Mapping[str, 
                 raise silent[0] from None
             found.append(NodeState(node, unread=str(error)))
     return [replace(node, at=time.time(), lost=lost.get(node.node, ())) for node in found]
+
+
+async def read_bucket(transport: Transport, node: str) -> tuple[list[KvEntry], dict[str, int]]:
+    """What the displays need of a node's bucket, and how many more keys each role has in it than
+    are read, by stem such as `status.generator`. One role's many keys hide no other role's.
+    """
+    kv, bucket = transport.kv, subjects.node_bucket(node)
+    stems = [f"{subjects.STATUS_PREFIX}{role}" for role in ROLES] + [subjects.lease_key(role) for role in SEVERAL]
+    read, others = await kv.newest(bucket, KEYS_READ)
+    if others:
+        single = (subjects.lease_key(role) for role in ROLES if role not in SEVERAL)
+        fixed = (subjects.POLICY_KEY, subjects.TRAINER_KEY, subjects.EVAL_KEY, *single)
+        read = [entry for key in fixed if (entry := await kv.get(bucket, key)) is not None]
+        for stem in stems:
+            read += (await kv.newest(bucket, KEYS_READ, f"{stem}."))[0]
+    entries, surplus = [entry for entry in read if entry.key.rpartition(".")[0] not in stems], dict[str, int]()
+    for stem in stems:
+        of_stem = [entry for entry in read if entry.key.rpartition(".")[0] == stem]
+        entries += of_stem[:PROCESSES_READ]
+        if others or len(of_stem) > PROCESSES_READ:
+            written = await transport.counts(bucket_stream(bucket), f"$KV.{bucket}.{stem}.*")
+            if more := len(written) - len(of_stem[:PROCESSES_READ]):
+                surplus[stem] = more
+    return entries, surplus
 
 
 def _noting_folders(run_dir: Path) -> list[Path]:
@@ -549,81 +578,6 @@ def hub_state(
 
 def _rank(score: Evaluation | None) -> float:
     return (score.mean_reward if score.pass_rate is None else score.pass_rate) or 0.0 if score else 0.0
-
-
-# The swarm's directory, `swarm_nodes`.
-
-
-@dataclass(frozen=True, slots=True)
-class Directory:
-    """Names of nodes, newest entry first, and their entries. `unreadable`: number of invalid
-    entries; `left_out`: number of entries that were not read.
-    """
-
-    names: tuple[str, ...] = ()
-    unreadable: int = 0
-    left_out: int = 0
-    payloads: Mapping[str, bytes] = field(default_factory=dict)
-
-    def entry(self, name: str) -> Heard[NodeRecord] | None:
-        """A node's entry with its signature checked; None if it has none."""
-        payload = self.payloads.get(name)
-        return None if payload is None else hear(payload, NodeRecord, time.time())
-
-    def entries(self, swarm: str | None = None) -> list[Heard[NodeRecord]]:
-        """All entries, each with its signature checked; entries for another swarm than `swarm` are
-        refused.
-        """
-        now = time.time()
-        return [hear(payload, NodeRecord, now, swarm) for payload in self.payloads.values()]
-
-
-def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
-    """The swarm that most nodes' signed entries name; None if no entry is signed.
-
-    If several swarms have equally many nodes, the newest entry decides. An entry from the future
-    counts as a node but never as the newest, because its sender could then choose the swarm.
-    """
-    names, newest = Counter[str](), dict[str, float]()
-    for entry in entries:
-        if entry.standing is SignatureStatus.SIGNED and entry.swarm is not None:
-            names[entry.swarm] += 1
-            at = said_at(entry.said)
-            newest[entry.swarm] = max(newest.get(entry.swarm, 0.0), at if at <= now else 0.0)
-    return max(names, key=lambda swarm: (names[swarm], newest[swarm], swarm), default=None)
-
-
-def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
-    """The directory made of `entries`. A valid entry has the node's name both as its key and in its
-    record, and its record decodes.
-    """
-    payloads, unreadable = {}, 0
-    for entry in entries:
-        try:
-            listed = is_node_name(entry.key) and said_in(entry.value, NodeRecord).node == entry.key
-        except MessageError:
-            listed = False
-        if listed:
-            payloads[entry.key] = entry.value
-        else:
-            unreadable += 1
-    return Directory(tuple(payloads), unreadable, left_out, payloads)
-
-
-async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:
-    """The newest entries, and those of the nodes in `wanted`. Empty if there is no directory yet or
-    it cannot be read.
-    """
-    bucket = subjects.SWARM_NODES_BUCKET
-    try:
-        entries, left_out = await swarm_plane.kv.newest(bucket, ENTRIES_READ)
-        known = {entry.key for entry in entries}
-        missing = [name for name in wanted if name not in known] if left_out else []
-        found = [await swarm_plane.kv.get(bucket, name) for name in missing]
-    except TransportError:
-        return Directory()
-    asked = [entry for entry in found if entry is not None]
-    return directory([*entries, *asked], left_out - len(asked))
 
 
 # A run that has ended.

@@ -37,11 +37,11 @@ from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import ensure_node_streams
 from shared.roles import ROLES
 from shared.runtime.planes import connect_node_plane
-from shared.runtime.status import PROCESSES_READ, StatusBoard
+from shared.runtime.status import StatusBoard
 from shared.transport.base import NotConnected, Transport, bucket_stream
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.progress import row_lines
-from swarm_cli.observe.snapshot import gather, take_snapshot
+from swarm_cli.observe.snapshot import PROCESSES_READ, gather, take_snapshot
 from swarm_cli.target import Target
 from tests.integration.nats_users import raw, refused_of
 from tests.integration.running_verifier import until

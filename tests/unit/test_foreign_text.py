@@ -34,9 +34,10 @@ from shared.transport.base import ConsumerState, KvEntry, StreamState
 from swarm_cli.console import terminal
 from swarm_cli.dashboard.server import PAGE
 from swarm_cli.local.procfile import ROLES
+from swarm_cli.observe.evaluation_log import directory
 from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.progress import row_lines, summary
-from swarm_cli.observe.snapshot import SwarmState, chosen, directory, held_out_history, node_state
+from swarm_cli.observe.snapshot import SwarmState, chosen, held_out_history, node_state
 from swarm_cli.observe.status import as_object, show
 from swarm_cli.observe.top import screen
 

@@ -33,7 +33,7 @@ from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.findings import connection
 from swarm_cli.join.hub import _look
-from swarm_cli.observe import evaluation_log, snapshot
+from swarm_cli.observe import evaluation_log
 from swarm_cli.observe.evaluation_log import ESTABLISHED_S, EvaluationLog, with_places
 from swarm_cli.observe.node_lines import elsewhere_table
 from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, look_at_hub, take_snapshot
@@ -321,7 +321,7 @@ async def test_a_crowd_of_names_of_somebody_without_a_key_take_no_row_of_a_node_
 
 
 async def test_the_entry_of_a_known_node_is_found_behind_more_made_up_ones_than_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "ENTRIES_READ", 8)
+    monkeypatch.setattr(evaluation_log, "ENTRIES_READ", 8)
     hub = await Hub().open()
     await hub.alpha_is_known()
     for number in range(20):
