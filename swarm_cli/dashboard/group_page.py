@@ -11,7 +11,7 @@ from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Batch, Completion
 from shared.contracts.wire import MessageError
 from shared.text import cut_text, visible
-from swarm_cli.dashboard.recent_groups import LEFT_CHARACTERS, both_ends
+from swarm_cli.dashboard.recent_groups import LEFT_CHARACTERS, summary
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.judge import Choice, Judge
 from swarm_cli.rollouts.records import BatchedGroup, TrainedRecords, training_outcome
@@ -28,26 +28,8 @@ so a logprob of minus infinity would make the group's page unreadable."""
 
 
 def step_object(node: str, batch: Batch, names: FileNames = UNNAMED) -> dict[str, Any]:
-    """The groups of one step, in training order, without their completions' texts."""
-    groups = []
-    for place, item in enumerate(batch.items[:GROUPS_SHOWN]):
-        group = item.scored.group
-        groups.append(
-            {
-                "taker": node,
-                "step": batch.number,
-                "place": place,
-                "sender": group.node,
-                "dataset": names.shown(group.task.ref.dataset),
-                "question": cut_text(both_ends(group.task.text), 240),
-                "rewards": item.scored.rewards[:16],
-                "passed": None if item.scored.passed is None else item.scored.passed[:16],
-                "completions": len(group.completions),
-                "left": visible(left_words(item.scored), LEFT_CHARACTERS),
-                "policy_version": group.policy_version,
-                "at": batch.created_at,
-            }
-        )
+    """The groups of one step, in training order."""
+    groups = [summary(node, batch, place, item).card(names) for place, item in enumerate(batch.items[:GROUPS_SHOWN])]
     left_out = len(batch.items) - len(groups)
     return {"node": node, "step": batch.number, "at": batch.created_at, "left_out": left_out, "groups": groups}
 

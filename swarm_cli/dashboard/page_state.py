@@ -7,15 +7,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from shared.contracts.wire import is_node_name
 from shared.identity.statements import SignatureStatus
 from shared.roles import ROLES, Role
-from shared.text import cut_text, visible
-from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
+from shared.text import visible
+from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.dashboard.run_records import TrainedGroups, as_shown
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import shown
@@ -120,14 +119,8 @@ def swarm_object(
         "exchange_uncounted": dict(list(trained.uncounted.items())[:NODES_SENT]),
         "exchange_left_out": trained.left_out + sum(cell.groups for cell in fewest),
         "batches": recent.batches,
-        "groups": [recent_object(group, names) for group in recent.recent(GROUPS_SENT)],
+        "groups": [group.card(names) for group in recent.recent(GROUPS_SENT)],
     }
-
-
-def recent_object(group: RecentGroup, names: FileNames = UNNAMED) -> dict[str, Any]:
-    """One line of the list of texts."""
-    texts = {"question": cut_text(group.question, 240), "best": cut_text(group.best, 120)}
-    return asdict(group) | texts | {"dataset": names.shown(group.dataset)}
 
 
 def overall(kinds: Sequence[str]) -> str:

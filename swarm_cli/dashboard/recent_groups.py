@@ -7,14 +7,16 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from shared.contracts.codec import decode
 from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
-from shared.text import visible
+from shared.text import cut_text, visible
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
+from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.records import RecordedBatches
 from swarm_cli.rollouts.shown import left_words
 
@@ -32,9 +34,9 @@ LEFT_CHARACTERS = 120
 
 
 @dataclass(frozen=True, slots=True)
-class RecentGroup:
-    """One line of the list of texts. `place`: position in the batch of `step`, from 0; `best`: the
-    beginning of the completion with the highest reward; `left`: how many answers left the group.
+class GroupSummary:
+    """A group in a list. `place`: position in the batch of `step`, from 0; `best`: the beginning of
+    the completion with the highest reward; `left`: how many answers left the group.
     """
 
     taker: str
@@ -51,6 +53,11 @@ class RecentGroup:
     policy_version: int
     at: float
 
+    def card(self, names: FileNames = UNNAMED) -> dict[str, Any]:
+        """The page's object about it. names: of the files that are datasets."""
+        texts = {"question": cut_text(self.question, 240), "best": cut_text(self.best, 120)}
+        return asdict(self) | texts | {"dataset": names.shown(self.dataset)}
+
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
@@ -66,7 +73,7 @@ class RecentGroups:
     """Summaries of the batches that were read so far."""
 
     def __init__(self) -> None:
-        self._recent: dict[str, deque[RecentGroup]] = {}
+        self._recent: dict[str, deque[GroupSummary]] = {}
         self._steps: dict[str, deque[StepPoint]] = {}
         self.batches = 0
 
@@ -81,7 +88,7 @@ class RecentGroups:
             self._steps.pop(forgotten, None)
         self._steps.setdefault(taker, deque(maxlen=STEPS_A_NODE)).append(_point(batch))
         for place, item in enumerate(batch.items):
-            recent.append(_summary(taker, batch, place, item))
+            recent.append(summary(taker, batch, place, item))
 
     def names(self, node: str) -> bool:
         """Check whether a batch that was read is the node's, or a kept group was sent by it."""
@@ -91,9 +98,9 @@ class RecentGroups:
         """The newest steps of a node, oldest first."""
         return list(self._steps.get(taker, ()))
 
-    def recent(self, most: int, taker: str | None = None) -> list[RecentGroup]:
+    def recent(self, most: int, taker: str | None = None) -> list[GroupSummary]:
         """The newest groups, newest first, of one node or of all."""
-        chosen: Sequence[deque[RecentGroup]] = (
+        chosen: Sequence[deque[GroupSummary]] = (
             list(self._recent.values()) if taker is None else [self._recent[taker]] if taker in self._recent else []
         )
         found = [group for groups in chosen for group in list(groups)]
@@ -109,14 +116,14 @@ def _point(batch: Batch) -> StepPoint:
     return StepPoint(batch.number, batch.created_at, local, foreign)
 
 
-def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGroup:
+def summary(taker: str, batch: Batch, place: int, item: BatchItem) -> GroupSummary:
     """A group's summary, cut before it is kept: a group may hold megabytes, and hundreds
     are kept.
     """
     scored = item.scored
     group, rewards = scored.group, scored.rewards
     best = max(range(min(len(rewards), len(group.completions))), key=lambda each: rewards[each], default=0)
-    return RecentGroup(
+    return GroupSummary(
         taker=taker,
         step=batch.number,
         place=place,

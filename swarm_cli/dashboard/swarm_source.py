@@ -21,7 +21,7 @@ from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
-from swarm_cli.dashboard.page_state import recent_object, swarm_object, thinned
+from swarm_cli.dashboard.page_state import swarm_object, thinned
 from swarm_cli.dashboard.recent_groups import BatchFollower
 from swarm_cli.dashboard.run_records import RunRecords, as_shown, steps_object
 from swarm_cli.errors import CommandError
@@ -198,7 +198,7 @@ class SwarmSource:
         return 200, {
             "node": node,
             "curves": {self._records.names.shown(dataset): thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
-            "groups": [recent_object(group, self._records.names) for group in groups],
+            "groups": [group.card(self._records.names) for group in groups],
             "steps": steps_object(self._records.rewards(node), self._batches.recent.steps(node), self._batches.first_held(node)),
         }
 
