@@ -26,6 +26,7 @@ from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, EXIT_UNSAVED, MAX_
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.replace_file import replace_file
 
 NOTE = "up.json"
@@ -162,6 +163,17 @@ def read_note(folder: Path) -> RunNote | None:
     printable = all(visible(text) == text for text in [*words, options.config, note.started_in])
     somewhere = not options.config or Path(options.config).is_absolute()
     return note if printable and somewhere and not any(" " in word for word in words) else None
+
+
+def started_with(folder: Path) -> Path | None:
+    """The configuration that `swarm up` last started the run in `folder` with; None if it is not
+    known, or a copied note or another run's folder names it: it may be a stranger's.
+    """
+    note = read_note(folder)
+    if note is None or not isinstance(note.options, StartOptions) or not is_own(folder):
+        return None
+    config = note.options.config
+    return None if config and in_a_run(config, folder) else Path(config or DEMO_CONFIG)
 
 
 def goes_on(folder: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -20,10 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.config import NodeConfig, TaskSpec, scorers_id
+from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.sections import ModelSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
-from shared.run_records import EVAL_FILE, eval_report, read_jsonl
+from shared.run_records import CHECKPOINTS, EVAL_FILE, eval_report, read_jsonl
 from shared.text import visible
 from swarm_cli.asked_tasks import task_sources
 from swarm_cli.chosen_config import ConfigOption, load_chosen
@@ -33,6 +35,7 @@ from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.local.base_model import model_problem
 from swarm_cli.model.commands import export_node
 from swarm_cli.observe.run_files import NO_PASS_SHOWN
+from swarm_cli.runs import started_with
 
 if TYPE_CHECKING:
     from shared.tasks import HeldOut
@@ -81,7 +84,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Score a policy on the fixed held-out tasks; of a node's folder, on those that it held out.
+    """Score a policy on the fixed held-out tasks; of a node's folder, on those that it held out, by
+    the configuration that its run was started with.
 
     With --n, and where the configuration is not the node's, it is said how many of the tasks may
     have been trained on (not_held_out; null: not known).
@@ -92,7 +96,7 @@ def evaluate(
         raise CommandError(f"--k {k} with --temperature 0: greedy answers to a question are all the same: give a temperature")
     if engine not in {"auto", "transformers", "vllm"}:
         raise CommandError(f"--engine {engine}: use auto, transformers or vllm")
-    node_config = load_chosen(config)
+    node_config = load_chosen(config or _configuration_of(Path(model)))
     sources = task_sources(tasks) if tasks else node_config.tasks
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
@@ -106,6 +110,15 @@ def evaluate(
         typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
     else:
         _show(model, report, shown, several, k, file_names(None, asked.sources))
+
+
+def _configuration_of(model: Path) -> Path | None:
+    """The configuration of the run that `model`, a node's folder or a checkpoint, is in; None for
+    another folder, or if the environment names one.
+    """
+    node = model.parent.parent if (model / "manifest.json").is_file() else model
+    known = (node / CHECKPOINTS).is_dir() and not os.environ.get(CONFIG_FILE_VARIABLE)
+    return started_with(node.resolve().parent) if known else None
 
 
 def _model_folder(model: str, revision: str, scratch: Path) -> str:

@@ -25,7 +25,7 @@ from swarm_cli.console import count
 from swarm_cli.errors import checked_node
 from swarm_cli.observe.node_state import NodeState, StepRate
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
-from swarm_cli.observe.run_files import NO_PASS_SHOWN, newest_step
+from swarm_cli.observe.run_files import newest_step
 from swarm_cli.observe.snapshot import take_snapshot
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import goes_on, running_since
@@ -103,7 +103,8 @@ def evaluations_done(nodes: Sequence[NodeState], steps: int) -> bool:
 
 
 def summary(nodes: Sequence[NodeState], since: float = 0.0, *, went_on: bool = False) -> list[str]:
-    """The closing table. went_on: whether the run was started before, under the same name."""
+    """The closing table. The verdicts that follow say why a score is a mean reward, or has no base.
+    went_on: whether the run was started before, under the same name."""
     lines = [SUMMARY_HEADER]
     for node in nodes:
         newest, compared = node.newest_score, node.comparison
@@ -112,10 +113,6 @@ def summary(nodes: Sequence[NodeState], since: float = 0.0, *, went_on: bool = F
             str(node.step), _newest(node), str(compared.base or "–"), _number(compared.gain, "+.3f"), tasks, *_groups(node, since),
         )  # fmt: skip
         lines.append(f"{visible(node.node):<9}{_columns(_SUMMARY, cells)}")
-        if newest and newest.n and newest.pass_rate is None:
-            lines.append(f"({NO_PASS_SHOWN})")
-        if compared.why_no_base:
-            lines.append(f"({compared.why_no_base})")
     lines += [f"{visible(node.node)}: {words}" for node in nodes if (words := _refused(node, since))]
     if went_on:
         lines.append("(made, shared, taken, refused: since this start; shared may include groups made before it)")

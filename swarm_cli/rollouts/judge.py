@@ -18,9 +18,9 @@ from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from shared.text import visible
 from swarm_cli.chosen_config import default_file, for_node
 from swarm_cli.file_names import UNNAMED, FileNames
-from swarm_cli.installation import DEMO_CONFIG, shown
+from swarm_cli.installation import shown
 from swarm_cli.rollouts.records import BatchedGroup
-from swarm_cli.runs import StartOptions, in_a_run, is_own, read_note
+from swarm_cli.runs import started_with
 
 
 def passes(scored: ScoredGroup, place: int) -> bool | None:
@@ -170,19 +170,10 @@ def judge_of(config: NodeConfig, given: Path | None, run: str, names: FileNames 
     files are read. Which configuration tells is then part of what is said.
     """
     file = given or os.environ.get(CONFIG_FILE_VARIABLE)
-    started_with = _configuration_of(config.node.var_dir / "runs" / run) if run else None
-    if started_with is not None and (not file or Path(file).resolve() == started_with.resolve()):
+    known = started_with(config.node.var_dir / "runs" / run) if run else None
+    if known is not None and (not file or Path(file).resolve() == known.resolve()):
         try:
-            return Judge(for_node(load_config(started_with), config.node.id), names=names)
+            return Judge(for_node(load_config(known), config.node.id), names=names)
         except (ConfigError, OSError):
             pass  # the file was changed or removed since
     return Judge(config, f"by {visible(str(file or shown(default_file())), 200)}; --config names another", names)
-
-
-def _configuration_of(folder: Path) -> Path | None:
-    """The configuration that `swarm up` started the run with; None if it is not known."""
-    note = read_note(folder)
-    if note is None or not isinstance(note.options, StartOptions) or not is_own(folder):
-        return None
-    config = note.options.config
-    return None if config and in_a_run(config, folder) else Path(config or DEMO_CONFIG)

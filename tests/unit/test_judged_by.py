@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import load_config
+from shared.config import ConfigError, load_config
 from shared.contracts.messages import ScoredGroup
+from shared.run_records import CHECKPOINTS
+from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
+from swarm_cli.model.evaluate import evaluate
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.runs import RunNote, StartOptions, write_note
 from tests.unit.page_batches import item
@@ -54,3 +57,14 @@ def test_another_configuration_is_named_where_it_is_the_one_that_tells(folder: P
     assert rules() == "exact"
     write_note(folder, RunNote("nats://127.0.0.1:4222", "none", StartOptions(config="gone.toml")))
     assert rules().startswith("reasoning_gym (by "), "in which folder, the note does not say"
+
+
+def test_a_nodes_policy_is_evaluated_by_the_configuration_that_its_run_was_started_with(folder: Path, tmp_path: Path) -> None:
+    """Of a file that is gone, which says which file it was."""
+    (folder / "alpha" / CHECKPOINTS).mkdir(parents=True)
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", StartOptions(config=f"{tmp_path}/gone.toml")))
+    with pytest.raises(ConfigError, match="gone.toml does not exist"):
+        evaluate(str(folder / "alpha"))
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", StartOptions(config=f"{folder}/gone.toml")))
+    with pytest.raises(CommandError, match="no checkpoint"):
+        evaluate(str(folder / "alpha"))
