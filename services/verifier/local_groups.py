@@ -144,7 +144,10 @@ class LocalScorer:
             await self._scored.give_up(delivery.message, group, payload, f"{result.reason}: {result.detail}")
             await delivery.ack()
             return
+        self._rewards.note(group.task.ref, result)
         group, rewards, passed = self._rewards.scored(group, result)
+        if not rewards:
+            await asyncio.sleep(self._rewards.pause_s)
         unknown, scorer = unknown_of(result.marks), self._rewards.rules.scorer(group.task.ref)
         failure = None if rewards else f"no answer has a reward ({', '.join(unknown)}): {result.detail}"[:500]
         scored = self._scored.scored(
@@ -160,6 +163,7 @@ class LocalScorer:
         if rewards and group.task.ref.dataset not in self._scored_locally:
             self._outbox.offer(group, group_id, rewards)
         await delivery.ack()
+        self._rewards.refuse_to_go_on()
 
     def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int, rewards: list[float]) -> None:
         # To the log, and as a span.

@@ -22,6 +22,7 @@ from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
 from shared.rewards import Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
+from shared.runtime import FatalError
 from shared.runtime.logs import Log
 from shared.tasks.evaluation import REMEDY_NO_PASS, PassRules
 from shared.tasks.reference_checks import try_rewards, worth_trying
@@ -37,6 +38,11 @@ REMEDIES = {
     "killed": "see what the verifier loads; verifier.worker_memory_mb limits its memory",
 }
 """What to do about unknown rewards, by cause."""
+NONE_KNOWN = 64
+"""After so many local groups in succession without a known reward, a verifier that has never known
+one ends, and another scores slowly, so that the generator waits.
+"""
+LONGEST_PAUSE_S = 30.0
 
 
 class RewardKnowledge:
@@ -52,6 +58,9 @@ class RewardKnowledge:
         self._file = unknown_file(config.node.run_dir, config.node.replica)
         self._unknown: dict[str, Counter[str]] = {}
         self._told: set[tuple[str, str]] = set()
+        self._without = 0
+        self._knew_one = False
+        self._newest_cause = ""
         self._unsaved = self._unwritten = False
         self._news = asyncio.Event()
 
@@ -100,6 +109,29 @@ class RewardKnowledge:
             completions = [group.completions[place] for place in known]
             group = msgspec.structs.replace(group, completions=completions) if rewards else group
         return group, rewards, passed
+
+    def note(self, ref: TaskRef, result: JobResult) -> None:
+        """Count a local group as one with or without a known reward."""
+        if any(reward is not None for reward in result.rewards):
+            self._knew_one, self._without = True, 0
+            return
+        self._without += 1
+        for cause in unknown_of(result.marks):
+            detail = detail_of(result, cause)
+            self._newest_cause = f"{ref.dataset}: {cause}{f' ({detail})' if detail else ''}: {REMEDIES[cause]}"
+
+    @property
+    def pause_s(self) -> float:
+        """How long the newest group without a known reward is held, so that fewer are made."""
+        return min(2.0 ** min(self._without - NONE_KNOWN, 10), LONGEST_PAUSE_S) if self._without > NONE_KNOWN else 0.0
+
+    def refuse_to_go_on(self) -> None:
+        """Raises FatalError: there is nothing to train on, and nothing says that there will be."""
+        if not self._knew_one and self._without >= NONE_KNOWN:
+            raise FatalError(
+                f"none of the first {self._without} local groups has an answer with a known reward: {self._newest_cause}. "
+                "`swarm config check` tries the verifier"
+            )
 
     def awaits_pass(self, ref: TaskRef) -> bool:
         """Return whether foreign groups of this task's source wait until a pass is defined; the

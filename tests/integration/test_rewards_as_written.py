@@ -4,7 +4,9 @@ server, in the real sandbox.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ from shared.contracts.codec import decode
 from shared.contracts.control import RewardValues
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task
 from shared.run_records import read_jsonl, unknown_file
-from shared.runtime.exits import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG, FatalError
 from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.evaluation import NO_PASS
 from shared.tasks.verifiers import load_verifier
 from swarm_cli.app import app
+from swarm_cli.observe.run_files import read_steps
 from swarm_cli.observe.verdict import run_verdicts
 from tests.integration.installed_verifier import install
+from tests.integration.local_swarm import Swarm
 from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, scored, until, verifier
 
 RIGHT, WELL_FORMED, WRONG = "right", "(wrong)", "wrong"
@@ -164,6 +168,46 @@ async def test_a_group_without_any_reward_is_dropped_and_counted_and_is_no_dead_
     assert line == {"dataset": "gcd", "cause": cause, "answers": 2}
     end = "\n".join(run_verdicts(config.node.run_dir.parent, ["alpha"]))
     assert f"2 of gcd ({cause})" in end and "no step was trained" in end
+
+
+@pytest.mark.slow
+def test_a_run_with_steps_whose_rewards_are_all_unknown_ends_with_its_cause_and_exit_code_78(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, monkeypatch, ALWAYS_RAISES)
+    config = tmp_path / "node.toml"
+    config.write_text(
+        '[[tasks]]\ndataset = "gcd"\nverifier = "mine"\nconfig = { min_numbers = 2, max_numbers = 2, max_value = 20 }\n'
+    )
+    swarm = Swarm(tmp_path, SWARM_CONFIG=str(config), SWARM_SAMPLER__EXTERNAL="0")
+    run = swarm.up_to_the_end("--nodes", "1", "--steps", "3")
+    assert run.returncode == EXIT_CONFIG, (run.stdout[-3000:], run.stderr[-3000:])
+    assert "no such judge" in run.stdout + run.stderr and "alpha-verifier" in run.stdout + run.stderr
+    assert read_steps(swarm.node_dir("alpha")) == []
+
+
+KNOWS_FEW = "def mine(item):\n    return lambda answer: float(answer)"
+
+
+@pytest.mark.slow
+async def test_a_verifier_that_knows_no_reward_of_its_first_groups_ends_with_the_cause_and_one_that_knew_some_slows_down(
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run with a number of steps generates at full speed and never ends."""
+    monkeypatch.setattr("services.verifier.rewards.NONE_KNOWN", 6)
+    written(tmp_path, monkeypatch, KNOWS_FEW)
+    config = node(tmp_path, nats_server().url)
+    with pytest.raises(FatalError, match="raised"):
+        async with verifier(config) as running:
+            await generate(running.node, *(group("alpha", index, ["no", "none"], task=task()) for index in range(6)))
+            await until(lambda: not any("VerifierService" in repr(each.get_coro()) for each in asyncio.all_tasks()))
+    async with verifier(config) as running:
+        await generate(running.node, group("alpha", 6, ["1", "none"], task=task()))
+        await until(lambda: running.status.get("scored_local") == 1)
+        started = time.monotonic()
+        await generate(running.node, *(group("alpha", index, ["no", "none"], task=task()) for index in range(7, 15)))
+        await until(lambda: running.status.get("failed_local") == 8)
+        assert time.monotonic() - started > 3, "the last is held for 4 s"
 
 
 async def test_foreign_groups_wait_until_a_pass_is_defined_and_nobody_is_blamed(
