@@ -18,10 +18,10 @@ from services.sampler.logs import BatchLog, NodeNews, ScoredLog
 from services.sampler.memory import SamplerMemory, limits_of, state_for_new_stream
 from services.sampler.pool import knowledge_of
 from services.sampler.reports import ConsumedReport, Figures, WaitingReport, log_gone, log_move, log_unreadable
-from services.sampler.share_controller import after_batch, moves, next_shares, reconciled
+from services.sampler.share_controller import after_batch, moves, next_shares, reconciled, scored_by
 from services.sampler.strategies import strategy_named
 from shared.cancelling import run_until_stopped
-from shared.config import NodeConfig
+from shared.config import NodeConfig, scorers_id
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.messages import batch_fields
 from shared.contracts.sampler_state import SamplerState, SharingState
@@ -66,6 +66,7 @@ class SamplerService:
         self._limits = limits_of(config.sampler)
         self._settings, self._node, self._seed = config.sampler, config.node.id, config.node.seed
         self._scorers = {spec.scorer_id for spec in config.tasks}
+        self._scorer = scorers_id(config.tasks)
         self._clock = clock
         self._moves = moves(config.sampler)
 
@@ -144,7 +145,8 @@ class SamplerService:
             pool_external=len(memory.external),
             seconds=round(time.monotonic() - started, 3),
         )
-        loaded = _Loaded(memory, newest.seq, state, reconciled(state.sharing, self._settings))
+        sharing = scored_by(reconciled(state.sharing, self._settings), self._scorer, memory.own)
+        loaded = _Loaded(memory, newest.seq, state, sharing)
         self._figures.moved(next_shares(loaded.sharing, self._settings))
         return loaded
 

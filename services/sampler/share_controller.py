@@ -136,6 +136,8 @@ class Evaluation:
     n: int
     mean_reward: float = 0.0
     per_task: Mapping[str, TaskScore] = field(default_factory=dict)
+    scorer: str | None = None
+    questions: str | None = None
 
     @classmethod
     def of(cls, report: EvalReport) -> Self:
@@ -146,6 +148,8 @@ class Evaluation:
             n=report.n,
             mean_reward=report.mean_reward,
             per_task=report.per_task,
+            scorer=report.scorer,
+            questions=report.held_out,
         )
 
 
@@ -191,6 +195,18 @@ def reconciled(state: SharingState | None, settings: SamplerSection) -> SharingS
     return replace(state, external=min(state.external, most), ceiling=min(state.ceiling, most))
 
 
+def scored_by(state: SharingState | None, scorer: str, own: OwnRecord) -> SharingState | None:
+    """The state under these scorers. Results by others are forgotten, and a period begins after the
+    groups in `own`: a reward that is another is no fall.
+    """
+    if state is None or state.scorer == scorer:
+        return state
+    if state.scorer is None:  # new, or of a version that did not note it
+        return replace(state, scorer=scorer)
+    state = replace(state, scorer=scorer, reward=None, held_out=None, datasets=[], informative=None)
+    return _next_period(state, own)
+
+
 def next_shares(state: SharingState | None, settings: SamplerSection) -> Shares:
     """I and J of the next batch. `state`: from `reconciled` or `after_batch`."""
     if state is None:
@@ -228,6 +244,10 @@ def after_batch(
     state, held_out_fell = _look_at_held_out(state, evaluation)
     state = _with_ceiling(state, settings, batch.left, fell="own reward" if reward_fell else held_out_fell)
     state = _with_need(state, settings, own)
+    return _next_period(state, own)
+
+
+def _next_period(state: SharingState, own: OwnRecord) -> SharingState:
     return replace(
         state,
         batches=0,
@@ -260,8 +280,11 @@ def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tup
         or evaluation.n == 0
         or evaluation.pass_rate is None
         or evaluation.version <= (-1 if state.held_out_version is None else state.held_out_version)
+        or (state.scorer is not None and evaluation.scorer not in (None, state.scorer))
     ):
         return state, None
+    if evaluation.questions != state.questions:
+        state = replace(state, questions=evaluation.questions, held_out=None, datasets=[])
     rate = evaluation.pass_rate
     level, fell = _level(state.held_out, rate, math.sqrt(max(rate * (1.0 - rate), 1.0 / evaluation.n) / evaluation.n))
     datasets, forgotten = after_evaluation(state.datasets, evaluation.per_task)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.contracts.wire import Count, DatasetName, Message, Number, Reward, Share, ShortText
+from shared.contracts.wire import Count, DatasetName, Message, Number, Reward, Sha256, Share, ShortText
 
 Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events have less weight."""
@@ -90,6 +90,10 @@ class SharingState(Message, frozen=True, kw_only=True):
     held_out_version: Count | None = None
     datasets: Annotated[list[DatasetLevel], Meta(max_length=MAX_DATASETS)] = []
     why: ShortText = ""
+    scorer: Sha256 | None = None
+    """The scorers that the remembered results are by (`shared.config.scorers_id`)."""
+    questions: Sha256 | None = None
+    """The held-out questions that `held_out` and `datasets` are about."""
 
 
 class TrainedGroups(Message, frozen=True, kw_only=True):

@@ -101,6 +101,38 @@ def test_an_own_reward_that_falls_while_sharing_halves_j_and_doubles_the_patienc
     assert node.state.patience == 16
 
 
+def test_a_change_of_scorer_is_no_fall_of_the_reward_or_of_a_held_out_rate() -> None:
+    node, former, other = Node(), "a" * 64, "b" * 64
+    node.state = share_controller.scored_by(node.state, former, node.own) or node.state
+    for turn in range(6):
+        node.evaluate(4 * turn, 0.8, gcd=0.8)
+        node.period(*[MIXED, *[PASSES] * 4, *[FAILS] * 11])
+    before = node.state
+    assert before.reward is not None and before.held_out is not None and before.external == 6
+    assert share_controller.scored_by(before, former, node.own) == before, "a restart forgets nothing"
+    node.own = observed(node.own, "gcd", FAILS, [False] * len(FAILS))  # of the new scorer, and of no whole period
+    node.state = share_controller.scored_by(before, other, node.own) or node.state
+    assert (node.state.reward, node.state.held_out, node.state.datasets, node.state.batches) == (None, None, [], 0)
+    assert (node.state.external, node.state.ceiling, node.state.patience) == (before.external, before.ceiling, before.patience)
+    hard = [FAILS] * 15 + [MIXED]
+    node.evaluate(24, 0.1, gcd=0.1)
+    assert [node.period(*hard) for _ in range(2)] == [6, 6] and "fell" not in node.state.why
+
+
+def test_an_evaluation_by_another_scorer_is_not_counted_and_one_on_other_questions_begins_anew() -> None:
+    node, scorer = Node(), "a" * 64
+    node.state = share_controller.scored_by(node.state, scorer, node.own) or node.state
+    for turn in range(4):
+        node.evaluation = Evaluation(version=turn, pass_rate=0.8, n=200, scorer=scorer, questions="c" * 64)
+        node.period(*few(1))
+    node.evaluation = Evaluation(version=5, pass_rate=0.1, n=200, scorer="b" * 64, questions="c" * 64)
+    node.period(*few(1))
+    assert node.state.held_out is not None and node.state.held_out.now == 0.8 and node.state.held_out_version == 3
+    node.evaluation = Evaluation(version=6, pass_rate=0.1, n=200, scorer=scorer, questions="d" * 64)
+    node.period(*few(1))
+    assert node.state.held_out.now == node.state.held_out.best == 0.1 and node.state.external == 6
+
+
 def test_a_held_out_rate_that_falls_again_and_again_ends_in_ordinary_learning_that_is_left_ever_more_seldom() -> None:
     node = Node()
     rate, without = 0.5, []
