@@ -83,6 +83,17 @@ def row_lines(node: NodeState, elapsed_s: float, since: float = 0.0, newest: Map
     return [line] if len(line) <= LINE_CHARACTERS else [figures, f"{'':>9}{words}"]
 
 
+def shown_step(line: dict[str, Any], node: NodeState, since: float) -> dict[str, Any]:
+    """The record's newest line if its step is of this start and the trainer still has it; else {}.
+    A trainer that lost its newest checkpoint takes the steps after the one before it again.
+    """
+    step, written_at = line.get("step"), line.get("time") or 0.0
+    if not isinstance(step, int) or written_at < since:
+        return {}
+    taken_back = any(step > node.step and written_at < status.started_at for status in node.roles("trainer")[:1])
+    return {} if taken_back else line
+
+
 def steps_done(nodes: Sequence[NodeState], steps: int) -> bool:
     """Check whether every node's trainer has taken `steps` steps and published the last step's
     policy.
@@ -223,10 +234,8 @@ class ProgressView:
             silent_s = time.monotonic() - heard_at
             _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({error})")
             return None
-        for name in self._names:
-            line = newest_step(self._run_dir / name)
-            of_this_start = isinstance(line.get("step"), int) and (line.get("time") or 0.0) >= self._since
-            self._newest[name] = line if of_this_start else {}
+        for node in found:
+            self._newest[node.node] = shown_step(newest_step(self._run_dir / node.node), node, self._since)
         # What another run left under a node's name is none of this run's progress.
         nodes = [node if node.run in ("", run) else NodeState(node.node, at=node.at) for node in found]
         return [

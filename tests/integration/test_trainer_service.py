@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from services.trainer.export import export_policy
 from shared.contracts.codec import decode, encode
-from shared.contracts.control import EvalReport, PolicyPointer
+from shared.contracts.control import EvalReport, PolicyPointer, TrainerPosition
 from shared.contracts.senders import TrainerFindings
 from shared.contracts.status_figures import FigureFamily, StatusFigure
-from shared.contracts.subjects import EVAL_KEY, FINDINGS_KEY, POLICY_KEY, node_bucket
+from shared.contracts.subjects import EVAL_KEY, FINDINGS_KEY, POLICY_KEY, TRAINER_KEY, node_bucket
 from shared.policy_store import open_policy_store
-from shared.run_records import TRAINED_FILE, read_jsonl
-from shared.transport.base import NotConnected, Transport
+from shared.run_records import CHECKPOINTS, TRAINED_FILE, read_jsonl
+from shared.transport.base import NotConnected, Transport, bucket_stream
 from shared.transport.connect import connect
 from swarm_cli.observe.node_state import NodeState
 from tests.full_disk import no_file_above
@@ -297,6 +297,27 @@ async def test_a_published_policy_newer_than_the_whole_log_is_taken_back_with_a_
     await life.until(back)
     await life.stop()
     assert [line["level"] for line in life.logged("policy_steps_back")] == ["warning"]
+
+
+async def test_a_trainer_that_lost_its_newest_checkpoint_says_the_step_that_it_resumes_at_before_it_takes_one(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"checkpoint_every": 2})
+    await set_up(transport, some_batches(tokenizer, 4))
+    life = Life(config, transport)
+    await life.until_step(4)
+    await life.stop()
+    newest = max((config.node.run_dir / CHECKPOINTS).iterdir())
+    for file in newest.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"torn")
+    life = Life(config, transport)
+    await life.until(lambda: life.context.status.get(StatusFigure.STEP) == 4)
+    await life.stop()
+    written = await transport.read(bucket_stream(node_bucket(NODE)), 1, 1000)
+    values = [each.inline for each in written if each.subject.endswith(f".{TRAINER_KEY}") and each.inline]
+    told = [decode(value, TrainerPosition).policy_version for value in values]
+    assert 2 in told[told.index(4) :], told
 
 
 async def test_it_outlives_its_server_and_goes_on_where_it_was(

@@ -15,7 +15,7 @@ from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.observe.node_lines import findings
 from swarm_cli.observe.node_state import NodeState, StepRate, duration
-from swarm_cli.observe.progress import HEADER, evaluations_done, row_lines, steps_done, summary
+from swarm_cli.observe.progress import HEADER, evaluations_done, row_lines, shown_step, steps_done, summary
 from swarm_cli.observe.remedies import unanswered
 from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import SwarmState, held_out_history, node_state
@@ -342,3 +342,16 @@ def test_the_summary_of_a_run_that_went_on_says_which_figures_are_only_of_its_la
     rows = [view(30, evaluated=30)]
     *table, note = summary(rows, went_on=True)
     assert table == summary(rows) and note.startswith("(made, shared, taken, refused: since this start;")
+
+
+def test_after_a_lost_checkpoint_the_row_is_of_the_step_resumed_at_until_a_new_one_is_taken() -> None:
+    """The record goes on to step 8, of which the trainer that was started again has nothing."""
+    recorded = {"step": 8, "time": NOW - 150, "reward_local": 0.5}
+    resumed = view(4, statuses=(status("trainer", step=4.0),))  # started at NOW - 100
+    assert shown_step(recorded, resumed, NOW - 600) == {}
+    assert row_lines(resumed, 65.0, newest=shown_step(recorded, resumed, NOW - 600))[0].split()[2] == "4"
+    again = {"step": 5, "time": NOW - 50}
+    assert shown_step(again, resumed, NOW - 600) == again, "written a moment before the status that tells of it"
+    whole = view(8, statuses=(status("trainer", step=8.0),))
+    assert shown_step(recorded, whole, NOW - 600) == recorded, "a restart that lost nothing keeps its figures"
+    assert shown_step(recorded, whole, NOW - 120) == {} == shown_step({}, whole, 0.0)
