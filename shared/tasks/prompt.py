@@ -83,7 +83,7 @@ def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return str.__str__(part)
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if kind != "text" or not isinstance(part["text"], str):
+    if kind != "text" or not isinstance(part.get("text"), str):
         raise ValueError(f"its prompt has a part of kind {kind!r}: only text can be asked")
     return str.__str__(part["text"])
 
