@@ -1,10 +1,10 @@
 """`swarm k8s check`: finds what in an overlay would stop the swarm, or a running one, and that
 nothing else names in time.
 
-A server-side dry run says what the API server refuses. Events of pods, claims and ReplicaSets name
-missing machines, classes of storage, entries and quotas, and `swarm k8s secrets` names what is
-wrong with keys and certificates. None of that is repeated here. The only program used is
-`kubectl`, and only to read.
+A server-side dry run says what the API server refuses. Events of pods and claims name missing
+entries, labels, taints and volumes that cannot be made, and `swarm k8s secrets` names what is wrong
+with keys and certificates. None of that is repeated here. The only program used is `kubectl`, and
+only to read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,7 +35,7 @@ from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.config_checks import objective_problem
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
-from swarm_cli.k8s.overlay import MAX_CHARS, NODE_LABEL, File, Object, Overlay, Variable, Workload, probed_ports
+from swarm_cli.k8s.overlay import MAX_CHARS, NODE_LABEL, File, Object, Overlay, Variable, Workload, probed_ports, quantity
 from swarm_cli.k8s.secret_objects import ACCOUNTS, SIGNING, expected
 from swarm_cli.task_probe import TaskProbe
 
@@ -64,7 +65,7 @@ class Cluster:
     names: Mapping[str, set[str]]
     """By kind, without the contents: a Secret's are not asked for."""
     objects: Mapping[str, Sequence[Object]]
-    """By kind: storage classes, and the pods that answer DNS."""
+    """By kind: machines, quotas, storage classes, and the pods that answer DNS."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """For each kind that could not be read, why; rules do not judge it."""
 
@@ -220,7 +221,9 @@ def cluster_findings(overlay: Overlay, cluster: Cluster) -> list[Finding]:
     return [
         *_missing_objects(overlay, cluster),
         *_missing_classes(overlay, cluster),
-        *_storage_of_nats(overlay, cluster),
+        *_refused_by_quotas(overlay, cluster),
+        *_without_gpus(overlay, cluster),
+        *_storage(overlay, cluster),
         *_unreachable_dns(overlay, cluster),
         *(
             Finding(False, f"{kind} could not be read ({why}), so they were not checked", "ask for the right to list them")
@@ -287,6 +290,36 @@ def _missing_classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
             yield Finding(True, f"{kind} {name} does not exist, and no pod of {listed(workloads)} is ever created", remedy)
 
 
+def _refused_by_quotas(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Requests of all pods that the namespace's quotas do not allow: some are never created."""
+    asked: Counter[str] = Counter()
+    for workload in overlay.workloads():
+        asked.update({name: amount * workload.replicas for name, amount in workload.requests().items()})
+    for quota in cluster.objects.get("resourcequotas", ()):
+        if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
+            continue  # it applies only to some pods
+        for resource, hard in (quota["spec"].get("hard") or {}).items():
+            wants = asked[resource.removeprefix("requests.")]
+            if wants > quantity(hard):
+                what = f"ResourceQuota {quota['metadata']['name']} allows {hard} {resource} and the overlay asks for {wants:,.10g}"
+                yield Finding(True, what, "have it raised, or remove nodes from the overlay")
+
+
+GPU = "nvidia.com/gpu"
+
+
+def _without_gpus(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Pods that ask for more GPUs than any machine has."""
+    machines = cluster.objects.get("nodes")
+    if machines is None:
+        return
+    most = max((quantity(each["status"].get("allocatable", {}).get(GPU, "0")) for each in machines), default=0.0)
+    if lacking := [each.name for each in overlay.workloads() if each.replicas > 0 and each.requests()[GPU] > most]:
+        offer = f"no machine offers more than {most:g} {GPU}" if most else f"no machine offers {GPU}"
+        remedy = "ask for less in the node's kustomization.yaml, or add machines with NVIDIA's device plugin or GPU operator"
+        yield Finding(True, f"{offer}, and pods of {listed(lacking)} stay Pending", remedy)
+
+
 _NETWORK_FILES = {
     "efs.csi.aws.com",
     "file.csi.azure.com",
@@ -298,20 +331,33 @@ _NETWORK_FILES = {
 }
 
 
-def _storage_of_nats(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """A network file system for NATS, which is slow and unsafe on one and does not say so."""
-    classes = {each["metadata"]["name"]: each for each in cluster.objects.get("storageclasses", ())}
+def _storage(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Classes that do not exist, for claims that do not either; and a network file system for NATS,
+    which is slow and unsafe on one and does not say so.
+    """
+    if (listed_classes := cluster.objects.get("storageclasses")) is None:
+        return
+    classes = {each["metadata"]["name"]: each for each in listed_classes}
     is_default = "storageclass.kubernetes.io/is-default-class"
     default = next(
-        (each for each in classes.values() if (each["metadata"].get("annotations") or {}).get(is_default) == "true"), None
+        (name for name, each in classes.items() if (each["metadata"].get("annotations") or {}).get(is_default) == "true"), ""
     )
-    for each in overlay.with_kind("StatefulSet"):
-        for claim in each["spec"].get("volumeClaimTemplates", []) if each["metadata"]["name"] == "nats" else ():
-            name = claim["spec"].get("storageClassName")
-            used = classes.get(name) if name else default
-            if used is not None and used["provisioner"] in _NETWORK_FILES:
-                what = f"volumes of nats would be on {used['metadata']['name']} ({used['provisioner']}), a network file system"
-                yield Finding(False, what, "give NATS fast local or block storage")
+    there = cluster.names.get("persistentvolumeclaims", set())
+    absent: dict[str, list[str]] = {}
+    for claim, named in overlay.storage_classes().items():
+        name = named or default
+        if name not in classes and not there & {claim, f"{claim}-0"}:
+            absent.setdefault(name, []).append(claim)
+        elif claim.endswith("-nats") and name in classes and classes[name]["provisioner"] in _NETWORK_FILES:
+            what = f"{claim} would be on {name} ({classes[name]['provisioner']}), a network file system"
+            yield Finding(False, what, "give NATS fast local or block storage")
+    for name, claims in absent.items():
+        what = (
+            f"storage class {name} of {listed(claims)} does not exist"
+            if name
+            else f"no default storage class, for {listed(claims)}"
+        )
+        yield Finding(True, what, f"choose one that does: {listed(classes) or 'none'}")
 
 
 _NAMESPACE = "kubernetes.io/metadata.name"
@@ -374,13 +420,15 @@ def read_cluster(namespace: str, context: str) -> Cluster:
     names: dict[str, set[str]] = {}
     objects: dict[str, list[Object]] = {}
     unread: dict[str, str] = {}
-    for kind in ("secrets", "configmaps", "runtimeclasses", "priorityclasses"):
+    for kind in ("secrets", "configmaps", "persistentvolumeclaims", "runtimeclasses", "priorityclasses"):
         done = _kubectl("get", kind, "--namespace", namespace, "--output", "name", *where)
         if done.returncode == 0:
             names[kind] = {line.rpartition("/")[2] for line in done.stdout.split()}
         else:
             unread[kind] = _said(done)
     for kind, *question in (
+        ("nodes", "nodes"),
+        ("resourcequotas", "resourcequotas", "--namespace", namespace),
         ("storageclasses", "storageclasses"),
         *((_DNS, "pods", "--all-namespaces", "--selector", label) for label in _DNS_LABELS),
     ):

@@ -6,6 +6,8 @@ than any memory holds, so aliases are refused. Pure."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -25,12 +27,25 @@ _UNKNOWN_URL = "tls://unknown:4222"
 """Stands for an address that a Secret holds."""
 
 
+_SUFFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_SUFFIXES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)}
+
+
+def quantity(text: object) -> float:
+    """The value of a quantity of Kubernetes. Raises ValueError for anything else."""
+    found = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTP]?|[KMGTP]i)", str(text))
+    if found is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    return float(found[1]) * _SUFFIXES[found[2]]
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The pods made from one template."""
 
     kind: str
     name: str
+    replicas: int
     pod: Object
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -38,6 +53,14 @@ class Workload:
     def containers(self) -> list[Object]:
         """All containers, including init containers."""
         return [*self.pod.get("initContainers", []), *self.pod.get("containers", [])]
+
+    def requests(self) -> Counter[str]:
+        """The resources that one pod reserves. A limit without a request counts as a request."""
+        total: Counter[str] = Counter()
+        for resources in (each.get("resources", {}) for each in self.pod.get("containers", [])):
+            asked = {**resources.get("limits", {}), **resources.get("requests", {})}
+            total.update({name: quantity(amount) for name, amount in asked.items()})
+        return total
 
     def references(self) -> Iterator[tuple[str, str]]:
         """Kind and name of each Secret and ConfigMap that the pod cannot start without."""
@@ -127,6 +150,16 @@ class Overlay:
         """All objects that make pods."""
         return [_workload(each) for each in self.objects if each["kind"] in _POD_MAKERS]
 
+    def storage_classes(self) -> dict[str, str]:
+        """The storage class of each claim, of the overlay and of its StatefulSets' templates; empty
+        for the cluster's default. A template's claims are called `<claim>-<StatefulSet>-<number>`.
+        """
+        claims = [(each["metadata"]["name"], each["spec"]) for each in self.with_kind("PersistentVolumeClaim")]
+        for each in self.with_kind("StatefulSet"):
+            templates = each["spec"].get("volumeClaimTemplates", [])
+            claims += [(f"{one['metadata']['name']}-{each['metadata']['name']}", one["spec"]) for one in templates]
+        return {name: spec.get("storageClassName") or "" for name, spec in claims}
+
     def references(self) -> set[tuple[str, str]]:
         """Kind and name of the Secrets and ConfigMaps that pods need but the overlay lacks."""
         own = {(each["kind"], each["metadata"]["name"]) for each in self.objects}
@@ -209,7 +242,8 @@ def _workload(each: Object) -> Workload:
     spec = each["spec"]
     spec = spec.get("jobTemplate", {}).get("spec", spec)
     template = spec.get("template") or spec["leaderWorkerTemplate"]["workerTemplate"]
-    return Workload(each["kind"], each["metadata"]["name"], template["spec"], each["metadata"].get("labels") or {})
+    replicas = spec.get("replicas", 1) * spec.get("leaderWorkerTemplate", {}).get("size", 1)
+    return Workload(each["kind"], each["metadata"]["name"], replicas, template["spec"], each["metadata"].get("labels") or {})
 
 
 def _is_text(value: object) -> bool:

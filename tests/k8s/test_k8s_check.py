@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from swarm_cli.app import app
 from swarm_cli.k8s.check import Cluster, cluster_findings, image_findings
-from swarm_cli.k8s.overlay import Overlay
+from swarm_cli.k8s.overlay import Overlay, quantity
 from swarm_cli.k8s.secret_objects import expected
 from tests import forked
-from tests.k8s.cluster_shapes import Listed, dns_pod, named
+from tests.k8s.cluster_shapes import Listed, dns_pod, machine, named, quota
 from tests.k8s.manifests import REPOSITORY, kubernetes_pages, kustomize, pod_of, render, workloads
 
 BY_HAND = 'make it by hand (docs/kubernetes-change.md, "Join from outside the cluster")'
@@ -50,6 +50,22 @@ def network_files(listed: Listed) -> None:
     listed["storageclasses"][0]["provisioner"] = "nfs.csi.k8s.io"
 
 
+def no_default_class(listed: Listed) -> None:
+    listed["storageclasses"][0]["metadata"]["annotations"] = {}
+
+
+def no_plugin(listed: Listed) -> None:
+    listed["nodes"] = [machine("cpu-0", 0)]
+
+
+def small_machines(listed: Listed) -> None:
+    listed["nodes"] = [machine(f"gpu-{index}", 2) for index in range(8)]
+
+
+def small_quota(listed: Listed) -> None:
+    listed["resourcequotas"] = [quota("team", **{"requests.nvidia.com/gpu": "8", "pods": "100"})]
+
+
 def dns_elsewhere(listed: Listed) -> None:
     listed["dns"] = [dns_pod("networking")]
 
@@ -67,7 +83,11 @@ def cloud_dns(listed: Listed) -> None:
     [
         (without_secrets, True, ["Secrets beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
         (without_roster, True, ["ConfigMap swarm-roster is missing", "swarm k8s secrets --nodes"]),
-        (network_files, False, ["volumes of nats would be on disks (nfs.csi.k8s.io)"]),
+        (network_files, False, ["data-nats would be on disks (nfs.csi.k8s.io)"]),
+        (no_default_class, True, ["no default storage class", "data-nats", "choose one that does: disks, files"]),
+        (no_plugin, True, ["no machine offers nvidia.com/gpu", "alpha-generator", "stay Pending", "device plugin"]),
+        (small_machines, True, ["no machine offers more than 2 nvidia.com/gpu, and pods of gamma-trainer stay"]),
+        (small_quota, True, ["ResourceQuota team allows 8 requests.nvidia.com/gpu and the overlay asks for 12"]),
         (dns_elsewhere, True, ["DNS is in the namespace networking", "default-deny.yaml"]),
         (dns_on_machines, True, ["DNS answers at 169.254.25.10"]),
         (cloud_dns, False, ["no pod answers DNS", "169.254.169.254"]),
@@ -96,9 +116,10 @@ def test_a_missing_runtime_class_or_priority_class_is_told_with_the_workloads_wi
 
 def test_of_kinds_that_could_not_be_read_nothing_is_said_but_that(cluster: Listed) -> None:
     why = 'secrets is forbidden: User "dev" cannot list resource "secrets"'
-    del cluster["secrets"], cluster["runtimeclasses"]
-    lines = told(cluster, "cluster-gpu-operator", secrets=why, runtimeclasses="forbidden")
-    assert len(lines) == 2 and all(line.startswith("note") and "could not be read" in line for line in lines), lines
+    del cluster["secrets"], cluster["runtimeclasses"], cluster["nodes"], cluster["storageclasses"]
+    unread = {"runtimeclasses": "forbidden", "nodes": "forbidden", "storageclasses": "forbidden"}
+    lines = told(cluster, "cluster-gpu-operator", secrets=why, **unread)
+    assert len(lines) == 4 and all(line.startswith("note") and "could not be read" in line for line in lines), lines
 
 
 def test_secrets_for_a_hub_elsewhere_are_made_by_hand_and_the_others_by_swarm_k8s_secrets(cluster: Listed) -> None:
@@ -117,6 +138,23 @@ def test_secrets_for_a_hub_elsewhere_are_made_by_hand_and_the_others_by_swarm_k8
         if line not in by_hand:
             names = line.split("  ")[1].split(" ", 1)[1].split(" and ")[0].split(" is missing")[0].split(", ")
             assert set(names) <= made and "swarm k8s secrets --nodes" in line, line
+
+
+def test_a_claim_that_exists_is_not_judged_by_its_class(cluster: Listed) -> None:
+    objects = overlay_of("cluster")
+    (nats,) = [each for each in objects if each["kind"] == "StatefulSet" and each["metadata"]["name"] == "nats"]
+    nats["spec"]["volumeClaimTemplates"][0]["spec"]["storageClassName"] = "fast"
+    (line,) = told(cluster, objects=objects)
+    assert line.startswith("stops  storage class fast of data-nats does not exist")
+    cluster["persistentvolumeclaims"] = [named("PersistentVolumeClaim", "data-nats-0")]
+    assert told(cluster, objects=objects) == []
+
+
+def test_quantities_are_kubernetes_own() -> None:
+    said = {"250m": 0.25, "1536Mi": 1.5 * 2**30, "8": 8.0, "2e3": 2000.0, "90G": 9e10, "47920m": 47.92}
+    assert {text: quantity(text) for text in said} == said
+    with pytest.raises(ValueError, match="not a quantity"):
+        quantity("8 GiB")
 
 
 def test_an_object_that_nothing_in_swarm_makes_is_told_as_such(cluster: Listed) -> None:
