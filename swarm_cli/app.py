@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
@@ -201,12 +203,24 @@ def _where_to_look(command: str, error: Exception) -> str:
     from swarm_cli.runs import RunGone, afterwards
     from swarm_cli.target import running_elsewhere
 
-    look = f"swarm {command}" if command in _READING_COMMANDS else ""
+    look = _without_server(sys.argv[1:]) if command in _READING_COMMANDS else ""
     gone = [afterwards(error.folder, look)] if isinstance(error, RunGone) else []
     named = any(word.startswith("--node-url") for word in sys.argv)
     elsewhere = [] if named else running_elsewhere()
     lines = [*gone, *elsewhere, "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
     return "".join(f"\n{line}" for line in lines)
+
+
+def _without_server(words: Sequence[str]) -> str:
+    """The command as it was given, but for the server, which an ended run has no more."""
+    from shared.text import visible
+
+    kept = [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if before != "--node-url" and not word.startswith("--node-url")
+    ]
+    return f"swarm {visible(shlex.join(kept), 400)}"
 
 
 def _first_sentence(text: str) -> str:

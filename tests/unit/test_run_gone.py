@@ -69,7 +69,7 @@ def test_how_the_newest_run_ended_is_said_and_not_that_a_server_is_missing(
     assert done.returncode == code, done.stderr
     first, second, *rest = done.stderr.splitlines()
     assert first.startswith("swarm: run one failed at ") and first.endswith(" ago: alpha-trainer ended with code 70")
-    look = f"`swarm {command} --run one` shows it as it was when it ended; " if shows else ""
+    look = f"`swarm {' '.join((command, *more))} --run one` shows it as it was when it ended; " if shows else ""
     assert second == f"{look}swarm up --run one --nodes 1 starts it again"
     assert "no NATS server" not in done.stderr and "older" not in done.stderr
     assert [line for line in rest if not line.startswith(("Run ", "To look at a swarm elsewhere"))] == []
