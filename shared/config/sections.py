@@ -303,7 +303,7 @@ class ModelSection(Section):
         description="Longest prompt + completion in tokens. 0: the limit in the model's configuration, or less if its "
         "positions change for longer texts.",
     )
-    system_prompt: str = Field("", description="System prompt put before each question; empty: none.")
+    system_prompt: str = Field("", description="System prompt put before each question that has none; empty: none.")
 
     @field_validator("revision")
     @classmethod

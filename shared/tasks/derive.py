@@ -36,7 +36,7 @@ from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import PACKAGE_FAILURES, TASK_SOURCES, did_you_mean, failure, plugin_errors
 from shared.tasks.file_rows import FileRows, find_rows, is_file_name
-from shared.tasks.prompt import content_key, read_prompt, text_task
+from shared.tasks.prompt import content_key, read_prompt, row_task, text_task
 
 HASH_ORDERED = frozenset(
     {"intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
@@ -207,7 +207,8 @@ def _row_item(ref: TaskRef) -> Item:
         raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the file's {len(rows)} rows; use a lower one")
     # The seed is ignored: a row is the same under all of them.
     question, answer = rows.row(ref.index)
-    return Item(text_task(ref, question, answer), None, {"question": question, "answer": answer, "metadata": {}})
+    task = row_task(ref, question, answer)
+    return Item(task, None, {"question": task.text, "answer": answer, "metadata": {}})
 
 
 def _rows(dataset: str, config: str) -> FileRows:

@@ -13,9 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.contracts.limits import MAX_TEXT_CHARS
+from shared.contracts.limits import MAX_PROMPT_MESSAGES, MAX_TEXT_CHARS
 from shared.tasks.answers import MAX_ANSWER_CHARS
 from shared.tasks.file_formats import MAX_DIGITS, Row, Unusable, rows_of, too_many_digits
+from shared.tasks.prompt import prompt_text, read_prompt
 
 USUAL = {
     "question": ("prompt", "question", "problem"),
@@ -249,10 +250,28 @@ def _text(value: Any) -> str:
 
 
 def _question(value: Any) -> str:
-    """A text, or the text of the one message of a list. Raises ValueProblem."""
-    text = _text(_message_text(value) if isinstance(value, list) else value)
+    """A text, or messages as `prompt_text` writes them. Raises ValueProblem."""
+    is_prompt = isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    text = _text(_messages_text(value) if is_prompt else value)
+    if not is_prompt and text.startswith("\0"):
+        raise ValueProblem("begins with a zero byte: remove it")
     if len(text) > MAX_TEXT_CHARS:
         raise ValueProblem(f"has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it")
+    return text
+
+
+def _messages_text(messages: Sequence[Any]) -> str:
+    try:
+        prompt = read_prompt(messages)
+        text = prompt_text(prompt)
+    except ValueError as error:
+        raise ValueProblem(str(error)) from None
+    if prompt[-1].role != "user":
+        raise ValueProblem(f"ends with a message of the role {prompt[-1].role}: let it end with the user, who is answered")
+    if not prompt[-1].text.strip():
+        raise ValueProblem("ends with a message that is empty: give it a text or remove the row")
+    if len(prompt) > MAX_PROMPT_MESSAGES:
+        raise ValueProblem(f"has {len(prompt)} messages, and a prompt has at most {MAX_PROMPT_MESSAGES}: shorten it")
     return text
 
 
@@ -262,14 +281,3 @@ def _answer(value: Any) -> str:
     if len(text) > MAX_ANSWER_CHARS:
         raise ValueProblem(f"has {len(text):,} characters, but an answer of more than {MAX_ANSWER_CHARS:,} earns 0: shorten it")
     return text
-
-
-def _message_text(messages: Sequence[Any]) -> str:
-    match messages:
-        case [{"role": "user", "content": str(text)}]:
-            return text
-        case [*_, {"role": "assistant"}]:
-            raise ValueProblem("is a list of messages that ends with the assistant: let it end with the user")
-        case [{"role": _, "content": _}, *_]:
-            raise ValueProblem("prompts of several messages are not read yet: give one message of the user, its content as text")
-    raise ValueProblem("consists of several values (a list or an object): make it one text or number")

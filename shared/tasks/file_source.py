@@ -145,9 +145,14 @@ def _find_contradictions(rows: FileRows, mistakes: Mistakes) -> None:
         where = place_in(file, number).removeprefix(f"{there.file}: ")
         mistakes.add(
             there,
-            f"the same question as in {where}, {question[:80]!r}, and another answer, {rows.row(second)[1][:40]!r} and not "
+            f"the same question as in {where}, {_plain(question)[:80]!r}, and another answer, {rows.row(second)[1][:40]!r} and not "
             f"{answer[:40]!r}: keep one of them",
         )
+
+
+def _plain(question: str) -> str:
+    """A question in one line, also if it is of messages."""
+    return question.replace("\0", " ").strip()
 
 
 def _text_rows(files: Sequence[Path], columns: Columns) -> Generator[TextRow]:

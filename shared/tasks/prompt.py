@@ -51,6 +51,28 @@ def read_prompt(prompt: Any) -> list[PromptMessage]:
     return [PromptMessage(role=_role(message), parts=_parts(message)) for message in prompt]
 
 
+def prompt_text(prompt: list[PromptMessage]) -> str:
+    """The prompt as the question of a file's row: a text as it is, and messages each after its
+    role, between zero bytes.
+
+    Raises:
+        ValueError: a message has zero bytes itself.
+    """
+    first = prompt[0]
+    if len(prompt) == 1 and first.role == "user" and not first.text.startswith("\0"):
+        return first.text
+    if any("\0" in message.text for message in prompt):
+        raise ValueError("has a zero byte: remove it")
+    return "".join(f"\0{message.role}\0{message.text}" for message in prompt)
+
+
+def row_task(ref: TaskRef, question: str, answer: str) -> Task:
+    """The task of a file's row, whose question is a `prompt_text` and identifies it."""
+    _, *parts = question.split("\0") if question.startswith("\0") else ("", "user", question)
+    messages = [{"role": role, "content": text} for role, text in zip(parts[::2], parts[1::2], strict=True)]
+    return Task(ref=ref, prompt=read_prompt(messages), key=text_key(question), answer=answer)
+
+
 def content_key(task: Task, key: object = None) -> str:
     """The key of a task of an installed package: what the package says (`key` of the item); else
     prompt, answer and metadata together, as a prompt alone may be that of many tasks.

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from shared.config import TaskSpec
+from shared.contracts.messages import TaskRef, user_prompt
+from shared.tasks import derive_task
 from shared.tasks.file_formats import FileSourceError, data_files
 from shared.tasks.file_rows import FileRows
-from shared.tasks.file_source import load_rows
+from shared.tasks.file_source import load_rows, with_rows
 from shared.tasks.specs import check_specs
 
 USER = "Find the number of edges of a cube."
@@ -170,17 +172,49 @@ def test_a_question_of_columns_that_cannot_be_made_is_refused(tmp_path: Path, qu
     assert len(told) == 1 and said in told[0]
 
 
+SYSTEM = {"role": "system", "content": "Think first."}
+ASKED = [SYSTEM, {"role": "user", "content": "2?"}, {"role": "assistant", "content": "3."}, {"role": "user", "content": "4?"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [as_lines, as_list, as_parquet])
+def test_a_prompt_of_messages_is_asked_as_these_messages(
+    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], Path]
+) -> None:
+    file = write(tmp_path, [{"prompt": ASKED, "answer": "5"}, {"prompt": [{"role": "user", "content": "6?"}], "answer": "7"}])
+    (spec,) = check_specs([TaskSpec(source="file", path=str(file))])
+    several, one = (derive_task(TaskRef(dataset=spec.dataset, seed=0, index=index)) for index in (0, 1))
+    assert [{"role": message.role, "content": message.text} for message in several.prompt] == ASKED
+    assert several.text.startswith("system: Think first.") and several.answer == "5"
+    assert one.prompt == user_prompt("6?") and one.text == "6?"
+    (spec,) = with_rows([TaskSpec(source="file", path=str(as_lines(tmp_path, [{"question": "6?", "answer": 7}])))])
+    assert derive_task(TaskRef(dataset=spec.dataset, seed=0, index=0)).key == one.key
+
+
+def test_prompts_that_differ_in_a_message_are_other_questions_and_equal_ones_have_one_answer(tmp_path: Path) -> None:
+    rows = [{"prompt": ASKED[:2], "answer": 1}, {"prompt": [{**SYSTEM, "content": "Be brief."}, ASKED[1]], "answer": 2}]
+    assert read(as_lines(tmp_path, rows)).distinct_questions() == 2
+    (line,) = refused(as_lines(tmp_path, [*rows, {"prompt": ASKED[:2], "answer": 3}]))
+    assert line.startswith("line 3: the same question as in line 1, ") and "\\x00" not in line
+
+
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "prompts of several messages are not read yet"),
-        ([{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "ends with the assistant"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "its content as text"),
+        ([{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}], "ends with a message of the role assistant"),
+        ([{"role": "user", "content": [{"type": "image", "url": "u"}]}], "part of kind 'image'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "part of kind 'text'"),
+        ([{"role": "critic", "content": "a"}], "role 'critic'"),
+        ([{"from": "human", "value": "a"}], "role None"),
+        ([SYSTEM, {"role": "user", "content": " "}], "is empty"),
+        ([SYSTEM, {"role": "user", "content": "a\0user\0b"}], "zero byte"),
+        ([{"role": "user", "content": "a"}] * 65, "at most 64"),
+        ("\0user\0b", "zero byte"),
         (["a", "b"], "consists of several values"),
-        ([], "consists of several values"),
+        ([], "its prompt is list"),
     ],
 )
-def test_a_prompt_that_is_not_one_message_of_the_user_is_refused_by_line(tmp_path: Path, prompt: list[Any], said: str) -> None:
+def test_a_prompt_that_cannot_be_asked_is_refused_by_line(tmp_path: Path, prompt: Any, said: str) -> None:
     rows = [{"prompt": "p", "answer": 1}, {"prompt": prompt, "answer": 2}]
     (line,) = refused(as_lines(tmp_path, rows))
     assert line.startswith("line 2: column 'prompt': ") and said in line

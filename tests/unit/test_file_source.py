@@ -348,14 +348,8 @@ def test_the_example_of_the_documentation_can_be_used(tmp_path: Path) -> None:
     (entry,) = tomllib.loads(page.split("`mine.toml`:\n\n```toml\n")[1].split("```")[0])["tasks"]
     (tmp_path / "questions.jsonl").write_text(lines, encoding="utf-8")
     specs = with_rows([TaskSpec(**{**entry, "path": str(tmp_path / entry["path"])})])
-    check_specs(specs, 2)
-    assert [derive_task(TaskRef(dataset=specs[0].dataset, seed=0, index=i)).answer for i in range(5)] == [
-        "12",
-        "15",
-        "0.25",
-        "3.5",
-        "21",
-    ]
+    check_specs(specs, 1)
+    assert [derive_task(TaskRef(dataset=specs[0].dataset, seed=0, index=i)).answer for i in range(3)] == ["12", "0.25", "21"]
 
 
 def test_a_file_too_small_for_evaluation_says_so(tmp_path: Path) -> None:
