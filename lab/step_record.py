@@ -22,7 +22,7 @@ from lab.spec import SpecError
 from services.trainer.records import NO_ADVANTAGE, TRAINED
 from shared.contracts.messages import Batch
 from shared.rewards import is_informative
-from shared.run_records import EVAL_FILE, METRICS_FILE
+from shared.run_records import EVAL_FILE, METRICS_FILE, eval_lines
 
 _COPIED = (
     *("updated", "loss", "grad_norm", "entropy", "clip_fraction", "importance_weight", "truncated_fraction"),
@@ -138,7 +138,7 @@ def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
         ValueError: a node has not done all its steps.
     """
     for node in run.nodes:
-        for line in _lines(run_dir / node.name / EVAL_FILE):
+        for line in eval_lines(run_dir / node.name / EVAL_FILE):
             records.write(
                 "eval",
                 round=line["policy_version"],

@@ -6,6 +6,7 @@ a torn line, left by a kill or a full disk, is skipped.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 from shared.contracts.control import EvalReport, TaskScore
-from shared.plain_files import NO_FILE, read_plain_end
+from shared.plain_files import NO_FILE, open_plain, read_plain_end
 
 MIB = 2**20
 
@@ -148,13 +149,43 @@ def eval_report(node: str, line: Mapping[str, Any]) -> EvalReport | None:
         return None
 
 
-def open_lines(path: Path) -> FileIO:
-    """Open a file of lines for appending; a torn last line is ended first.
+_GOES_ON_AFTER = "goes_on_after"
+
+
+def eval_lines(path: Path) -> list[dict[str, Any]]:
+    """The evaluations in `eval.jsonl`, without those of policies that are gone: of versions later
+    than one from which training went on with other batches (`forget_evaluations_after`).
+    """
+    kept: list[dict[str, Any]] = []
+    last = math.inf
+    for line in reversed(read_jsonl(path)):
+        version = line.get("policy_version")
+        if isinstance(after := line.get(_GOES_ON_AFTER), int):
+            last = min(last, after)
+        elif not isinstance(version, int) or version <= last:
+            kept.append(line)
+    return kept[::-1]
+
+
+def forget_evaluations_after(path: Path, version: int, time_s: float) -> None:
+    """Append to `eval.jsonl` that the policies after `version` are gone. Their lines stay for
+    people; readers leave them out.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: the line cannot be written.
     """
-    stream = FileIO(path, "a+")
+    with open_lines(path) as file:
+        write_whole(file, json.dumps({_GOES_ON_AFTER: version, "time": time_s}).encode() + b"\n")
+
+
+def open_lines(path: Path) -> FileIO:
+    """Open a file of lines for appending; a torn last line is ended first. Open it for each line:
+    in one that stays open, lines are lost once the file is deleted or replaced.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link, a pipe, a device or a folder.
+    """
+    stream = FileIO(open_plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+")
     size_bytes = os.fstat(stream.fileno()).st_size
     if size_bytes and os.pread(stream.fileno(), 1, size_bytes - 1) != b"\n":
         write_whole(stream, b"\n")
@@ -179,14 +210,14 @@ def write_whole(stream: FileIO, line: bytes) -> None:
 
 class BoundedLines:
     """A file of lines that never takes more space than twice `max_bytes`. When it is full it is
-    renamed `<name>.old`, replacing the previous one, and a new file begins.
+    renamed `<name>.old`, replacing the previous one, and a new file begins, as one does where
+    somebody deleted it.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         """Open nothing before the first line, so that an unwritable folder loses only the lines."""
         self._path = path
         self._max_bytes = max_bytes
-        self._stream: FileIO | None = None
 
     def append(self, line: str) -> None:
         """Append one line, given without its newline. A line longer than `max_bytes` is dropped.
@@ -197,23 +228,12 @@ class BoundedLines:
         content = line.encode() + b"\n"
         if len(content) > self._max_bytes:
             return
-        stream = self._open()
-        if os.fstat(stream.fileno()).st_size + len(content) > self._max_bytes:
-            self.close()
-            os.replace(self._path, older(self._path))
-            stream = self._open()
-        write_whole(stream, content)
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _open(self) -> FileIO:
-        if self._stream is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = open_lines(self._path)
-        return self._stream
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            if self._path.lstat().st_size + len(content) > self._max_bytes:
+                os.replace(self._path, older(self._path))
+        with open_lines(self._path) as stream:
+            write_whole(stream, content)
 
 
 def older(path: Path) -> Path:

@@ -32,9 +32,9 @@ from shared.run_records import (
     SAMPLES_FILE,
     SAMPLES_MAX_BYTES,
     BoundedLines,
+    eval_lines,
     eval_report,
     open_lines,
-    read_jsonl,
     write_whole,
 )
 from shared.runtime import ServiceContext
@@ -270,7 +270,7 @@ class Evaluator:
         another replica's disk has it.
         """
         try:
-            reports = [report for line in read_jsonl(self._file) if (report := eval_report(newest.node, line)) is not None]
+            reports = [report for line in eval_lines(self._file) if (report := eval_report(newest.node, line)) is not None]
         except (OSError, ValueError):
             return None
         base = [
@@ -287,7 +287,7 @@ class Evaluator:
         remedy = f"free space at {self._file.parent}; the lines are kept and written with the next one"
         with self._context.writes.trying("evaluation", remedy):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            written = {_line_identity(each) for each in read_jsonl(self._file)}
+            written = {_line_identity(each) for each in eval_lines(self._file)}
             with open_lines(self._file) as file:
                 while self._unwritten:
                     # A restart may have come between writing a line and announcing it. Where the

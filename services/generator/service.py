@@ -349,9 +349,6 @@ def record_file_names(run_dir: Path, sources: Iterable[TaskSpec]) -> None:
     path = run_dir / FILE_NAMES_FILE
     known = {str(line.get("dataset")): line.get("file") for line in read_bounded(path)}
     lines = BoundedLines(path, FILE_NAMES_MAX_BYTES)
-    try:
-        for dataset, name in names.items():
-            if known.get(dataset) != name:
-                lines.append(json.dumps({"dataset": dataset, "file": name}, separators=(",", ":")))
-    finally:
-        lines.close()
+    for dataset, name in names.items():
+        if known.get(dataset) != name:
+            lines.append(json.dumps({"dataset": dataset, "file": name}, separators=(",", ":")))

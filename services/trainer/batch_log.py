@@ -85,6 +85,17 @@ class BatchLog:
                     batch_number=batch.number, stream_seq=message.seq, consumed_local=batch.state.consumed_local
                 )
 
+    async def made_before(self, position: PolicyVersion, time_s: float) -> int:
+        """The newest batch after `position` that was made before `time_s`, or the one at
+        `position`. Later ones are of the sampler that goes on now.
+        """
+        for seq in range((await self._transport.stream_state(self._stream)).last_seq, position.stream_seq, -1):
+            for message in await self._transport.read(self._stream, seq, 1):
+                batch = self._decode(await self._transport.payload(message), seq)
+                if batch.created_at < time_s:
+                    return max(batch.number, position.batch_number)
+        return position.batch_number
+
     async def forget(self, up_to_seq: int) -> None:
         """Purge batches that neither a checkpoint nor a reader needs, but never the newest one,
         which contains the sampler's memory. A trainer that is started again keeps for readers only

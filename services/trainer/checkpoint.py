@@ -17,7 +17,7 @@ import pickle
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from services.trainer.selection.intake import Window
 from shared import atomic_files
-from shared.contracts.control import PolicyPointer, TrainerPosition
+from shared.contracts.control import EvalReport, PolicyPointer, TrainerPosition
 from shared.model.weights import serialize
 from shared.policy_store import StoredPolicy
 from shared.run_records import CHECKPOINT, checkpoint_steps
@@ -90,6 +90,12 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be used; the message names cause and remedy."""
 
 
+class Misplaced(CheckpointError):
+    """An intact checkpoint of another step, run or node. It may be somebody's only one, so it is
+    neither passed over nor renamed.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
     """The model of a checkpoint's weights, so that they can be exported without the service's
@@ -119,21 +125,32 @@ class BestEvaluation:
     measure: str = ""
 
 
+def evaluation_measure(report: EvalReport) -> str:
+    """The `measure` of an evaluation."""
+    return f"{report.held_out} {report.scorer} {report.pass_rule}"
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was read and found intact."""
+    """A checkpoint that was read and found intact. made_by: `<run>/<node>`; empty in checkpoints of
+    earlier versions.
+    """
 
     folder: Path
     position: PolicyVersion
     model: TrainedModel
     state: LearnerState
+    made_by: str = ""
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in `folder`."""
+    """The checkpoints of one node in one run, in `folder`. owner: that `<run>/<node>`, whose
+    checkpoints alone are then read; empty: those of any.
+    """
 
-    def __init__(self, folder: Path, *, keep: int, keep_best: bool) -> None:
+    def __init__(self, folder: Path, *, keep: int, keep_best: bool, owner: str = "") -> None:
         self.folder = folder
+        self._owner = owner
         self._keep = keep
         self._keep_best = keep_best
 
@@ -152,7 +169,7 @@ class CheckpointStore:
         unfinished = self.folder / f"{_UNFINISHED}{os.getpid()}-{position.batch_number}"
         try:
             unfinished.mkdir()
-            _write(unfinished, state, position, model)
+            _write(unfinished, state, position, model, self._owner)
             if final.exists():
                 shutil.rmtree(final)
             os.rename(unfinished, final)
@@ -169,12 +186,15 @@ class CheckpointStore:
         (None, []) if there is no checkpoint.
 
         Raises:
+            Misplaced: the newest intact one is of another step, run or node.
             CheckpointError: there are checkpoints, and none is intact.
         """
         reasons: list[str] = []
         for step in reversed(self.steps()):
             try:
                 return self.read(step), reasons
+            except Misplaced:
+                raise
             except CheckpointError as error:
                 reasons.append(str(error))
         if reasons:
@@ -185,15 +205,26 @@ class CheckpointStore:
         return None, []
 
     def read(self, step: int) -> Checkpoint:
-        """The checkpoint of one step. Raises CheckpointError."""
-        return read_checkpoint(self.path(step))
+        """The checkpoint of one step.
+
+        Raises:
+            Misplaced: it is of another step, run or node.
+            CheckpointError: it cannot be used.
+        """
+        found = read_checkpoint(self.path(step))
+        made_at = found.position.batch_number
+        if made_at != step:
+            raise Misplaced(f"{found.folder} is of step {made_at}: rename it {self.path(made_at).name}, or move it away")
+        if self._owner and found.made_by not in ("", self._owner):
+            raise Misplaced(f"{found.folder} is of {found.made_by}, not of {self._owner}: move it there, and put this node's back")
+        return found
 
     def positions(self) -> dict[int, PolicyVersion]:
         """The position of each checkpoint whose manifest can be read, by step, oldest first."""
         found: dict[int, PolicyVersion] = {}
         for step in self.steps():
             with contextlib.suppress(CheckpointError):
-                found[step] = _read_manifest(self.path(step))[0]
+                found[step] = _read_manifest(self.path(step)).position
         return found
 
     def set_aside(self, newer_than: int) -> None:
@@ -208,14 +239,15 @@ class CheckpointStore:
 
     def note_evaluation(self, policy_version: int, pass_rate: float, *, tolerance: int, measure: str = "") -> bool:
         """Remember the checkpoint nearest to an evaluated version (at most `tolerance` steps off)
-        if it is the best so far by its measure.
+        if it is the best so far by its measure. No checkpoint is near the base policy, which no
+        step has trained.
 
         Returns whether it is.
         """
-        best = self.best()
-        if best is not None and best.measure == measure and pass_rate <= best.pass_rate:
+        best, steps = self.best(), self.steps()
+        if best is not None and best.step in steps and best.measure == measure and pass_rate <= best.pass_rate:
             return False
-        near = [step for step in self.steps() if abs(step - policy_version) <= tolerance]
+        near = [step for step in steps if policy_version and abs(step - policy_version) <= tolerance]
         if not near:
             return False
         step = min(near, key=lambda step: (abs(step - policy_version), -step))
@@ -227,7 +259,10 @@ class CheckpointStore:
     def best(self) -> BestEvaluation | None:
         try:
             known = json.loads(_beginning(self.folder / BEST))
-            return BestEvaluation(**{key: value for key, value in known.items() if key != "by_reward"})  # of earlier versions
+            # Earlier versions wrote `by_reward`, and the base policy's evaluation as the first
+            # checkpoint's.
+            found = BestEvaluation(**{key: value for key, value in known.items() if key != "by_reward"})
+            return found if found.policy_version else None
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
@@ -240,7 +275,7 @@ class CheckpointStore:
         checkpoint, or if one of them cannot be read.
         """
         try:
-            return min((_read_manifest(self.path(step))[0].stream_seq for step in self.steps()[-self._keep :]), default=0)
+            return min((_read_manifest(self.path(step)).position.stream_seq for step in self.steps()[-self._keep :]), default=0)
         except CheckpointError:
             return 0
 
@@ -272,17 +307,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: a file is missing, truncated or altered.
     """
-    position, model, sums = _read_manifest(folder)
-    payloads = {name: _read_checked(folder / name, sums.get(name, "")) for name in (WEIGHTS, OPTIMIZER)}
+    manifest = _read_manifest(folder)
+    payloads = {name: _read_checked(folder / name, manifest.sums.get(name, "")) for name in (WEIGHTS, OPTIMIZER)}
     try:
         rest = torch.load(io.BytesIO(payloads[OPTIMIZER]), weights_only=True, map_location="cpu")
         state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"], rest.get("earlier_groups", []))
     except (pickle.UnpicklingError, RuntimeError, KeyError, ValueError, EOFError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: cannot be decoded ({error})") from None
-    return Checkpoint(folder, position, model, state)
+    return Checkpoint(folder, manifest.position, manifest.model, state, manifest.made_by)
 
 
-def _write(folder: Path, state: LearnerState, position: PolicyVersion, model: TrainedModel) -> None:
+def _write(folder: Path, state: LearnerState, position: PolicyVersion, model: TrainedModel, made_by: str) -> None:
+    """Write the files into `folder`, the manifest last, with their checksums and its own."""
     rest = io.BytesIO()
     torch.save({"optimizer": state.optimizer, "random": state.random, "earlier_groups": state.earlier_groups}, rest)
     payloads = {WEIGHTS: serialize(state.weights), OPTIMIZER: rest.getvalue()}
@@ -292,13 +328,21 @@ def _write(folder: Path, state: LearnerState, position: PolicyVersion, model: Tr
         "format": FORMAT,
         "position": asdict(position),
         "model": asdict(model),
+        "made_by": made_by,
         "sha256": {name: hashlib.sha256(payload).hexdigest() for name, payload in payloads.items()},
     }
     _write_file(folder / MANIFEST, _json({**manifest, "self_sha256": hashlib.sha256(_json(manifest)).hexdigest()}))
     atomic_files.sync_path(folder)
 
 
-def _read_manifest(folder: Path) -> tuple[PolicyVersion, TrainedModel, dict[str, str]]:
+class _Manifest(NamedTuple):
+    position: PolicyVersion
+    model: TrainedModel
+    sums: dict[str, str]
+    made_by: str
+
+
+def _read_manifest(folder: Path) -> _Manifest:
     try:
         manifest: dict[str, Any] = json.loads(_beginning(folder / MANIFEST))
         claimed = manifest.pop("self_sha256")
@@ -306,7 +350,8 @@ def _read_manifest(folder: Path) -> tuple[PolicyVersion, TrainedModel, dict[str,
             raise ValueError("its own checksum differs")
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']} is not {FORMAT}")
-        return PolicyVersion(**manifest["position"]), TrainedModel(**manifest["model"]), manifest["sha256"]
+        position, model = PolicyVersion(**manifest["position"]), TrainedModel(**manifest["model"])
+        return _Manifest(position, model, manifest["sha256"], str(manifest.get("made_by", "")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: its manifest is missing or broken ({error})") from None
 

@@ -13,10 +13,12 @@ import torch
 
 from services.trainer.checkpoint import (
     MANIFEST,
+    BestEvaluation,
     Checkpoint,
     CheckpointError,
     CheckpointStore,
     TrainedModel,
+    evaluation_measure,
     read_checkpoint,
 )
 from services.trainer.policy_model import with_adapters
@@ -27,7 +29,7 @@ from shared.model.configuration import quietly
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.model.weights import DeltaRounding, RoundingTally, load_policy_tensors, load_trainable, policy_tensors
-from shared.run_records import CHECKPOINTS, EVAL_FILE, METRICS_FILE, eval_report, read_jsonl
+from shared.run_records import CHECKPOINTS, EVAL_FILE, METRICS_FILE, eval_lines, eval_report, read_jsonl
 from shared.text import visible
 from shared.version import VERSION
 
@@ -38,14 +40,15 @@ def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: boo
     """Write the card of the exported policy into `folder`. The node's logs are beside its
     checkpoints.
     """
-    node_folder = checkpoint.folder.parent.parent
+    node_folder = checkpoint.folder.absolute().parent.parent
+    run, _, node = (checkpoint.made_by or f"{node_folder.parent.name}/{node_folder.name}").partition("/")
     step = checkpoint.position.batch_number
     text = model_card(
         checkpoint.model,
         step,
-        evaluations=[report for line in read_jsonl(node_folder / EVAL_FILE) if (report := eval_report("node", line))],
+        evaluations=[report for line in eval_lines(node_folder / EVAL_FILE) if (report := eval_report("node", line))],
         steps=[line for line in read_jsonl(node_folder / METRICS_FILE) if _number(line, "step") <= step],
-        origin=f"{node_folder.parent.name}, node {node_folder.name}",
+        origin=f"{run}, node {node}",
         dtype=dtype,
         adapter=adapter,
     )
@@ -136,12 +139,15 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An exported policy in `folder`, with weights in `dtype`. `rounding`: of adapters that were
+    """An exported policy in `folder`, after `step`, with weights in `dtype`. notes: sentences about
+    the choice of its checkpoint that its user may not expect. `rounding`: of adapters that were
     merged; else None.
     """
 
     folder: Path
+    step: int
     dtype: str
+    notes: tuple[str, ...] = ()
     rounding: DeltaRounding | None = None
 
 
@@ -161,7 +167,7 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
         FileExistsError: `out_dir` contains files.
     """
     refuse_filled(out_dir, "the export")
-    checkpoint = _chosen_checkpoint(source, best)
+    checkpoint, notes = _chosen_checkpoint(source, best)
     wanted = dtype or checkpoint.model.dtype
     model, rounding = _policy_of(checkpoint, DTYPES[wanted])
     tokenizer = load_tokenizer(_base(checkpoint.model))
@@ -169,7 +175,7 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         write_card(staging, checkpoint, dtype=wanted, adapter=False)
-    return Exported(out_dir, wanted, rounding)
+    return Exported(out_dir, checkpoint.position.batch_number, wanted, notes, rounding)
 
 
 def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Exported:
@@ -180,7 +186,7 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
     were trained.
     """
     refuse_filled(out_dir, "the export")
-    checkpoint = _chosen_checkpoint(source, best)
+    checkpoint, notes = _chosen_checkpoint(source, best)
     if not checkpoint.model.lora_rank:
         raise CheckpointError(f"{source} was trained without adapters (trainer.lora.rank = 0): export the whole policy")
     adapted = _adapted(checkpoint)
@@ -191,7 +197,7 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
         # save them.
         adapted.save_pretrained(staging, save_embedding_layers=False)
         write_card(staging, checkpoint, dtype="float32", adapter=True)
-    return Exported(out_dir, "float32")
+    return Exported(out_dir, checkpoint.position.batch_number, "float32", notes)
 
 
 def lora_section(model: TrainedModel) -> LoraSection:
@@ -201,10 +207,12 @@ def lora_section(model: TrainedModel) -> LoraSection:
     )
 
 
-def _chosen_checkpoint(source: Path, best: bool) -> Checkpoint:
-    """The checkpoint to export. The file that names the best may outlive it, as in a copied run."""
+def _chosen_checkpoint(source: Path, best: bool) -> tuple[Checkpoint, tuple[str, ...]]:
+    """The checkpoint to export, and what is to be said about the choice. The file that names the
+    best may outlive it, as in a copied run.
+    """
     if (source / MANIFEST).is_file():
-        return read_checkpoint(source)
+        return read_checkpoint(source), ()
     store = CheckpointStore(source / CHECKPOINTS, keep=1, keep_best=True)
     if best:
         evaluation = store.best()
@@ -216,11 +224,27 @@ def _chosen_checkpoint(source: Path, best: bool) -> Checkpoint:
                 f"the checkpoint of step {evaluation.step}, which has the best evaluation, is gone from {store.folder}: {others}; "
                 "copy it back, or export the newest without --best"
             )
-        return store.read(evaluation.step)
-    checkpoint, _ = store.newest()
-    if checkpoint is None:
+        checkpoint = store.read(evaluation.step)
+        return checkpoint, (*_foreign_owner(source, checkpoint), *_worse_than_base(source, evaluation))
+    newest, broken = store.newest()
+    if newest is None:
         raise CheckpointError(f"{source} has no checkpoint: give a run's folder such as var/runs/<run>/<node> after its first one")
-    return checkpoint
+    return newest, (*broken, *_foreign_owner(source, newest))
+
+
+def _foreign_owner(source: Path, checkpoint: Checkpoint) -> list[str]:
+    folder = source.absolute()
+    there = f"{folder.parent.name}/{folder.name}"
+    return [f"the checkpoint is of {checkpoint.made_by}, not of {there}"] if checkpoint.made_by not in ("", there) else []
+
+
+def _worse_than_base(source: Path, best: BestEvaluation) -> list[str]:
+    """A note if no checkpoint has a better evaluation than the base policy had."""
+    reports = [report for line in eval_lines(source / EVAL_FILE) if (report := eval_report("node", line))]
+    base = [report.score for report in reports if report.policy_version == 0 and evaluation_measure(report) == best.measure]
+    if not base or base[-1] <= best.pass_rate:
+        return []
+    return [f"the base policy has a better evaluation, {base[-1]:.3f}, than the best checkpoint, {best.pass_rate:.3f}"]
 
 
 def _base(model: TrainedModel) -> ModelSection:

@@ -29,7 +29,7 @@ from services.trainer.selection.intake import Intake, IntakeRecord
 from services.trainer.selection.likelihood import LikelihoodRecord
 from shared.atomic_files import replace_text
 from shared.contracts.messages import Batch, BatchItem
-from shared.run_records import METRICS_FILE, open_lines, write_whole
+from shared.run_records import EVAL_FILE, METRICS_FILE, eval_lines, open_lines, read_jsonl, write_whole
 from shared.runtime import spans
 
 
@@ -80,13 +80,9 @@ class MetricsLog:
     def __init__(self, run_dir: Path, step: int) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = run_dir / METRICS_FILE
-        self._stream = open_lines(self._file)
+        open_lines(self._file).close()
         self._resumed_after: int | None = step
         self._unwritten: list[bytes] = []
-
-    def newest_step(self) -> int:
-        """The last step in the file; 0 without one."""
-        return max(_lines_by_step(self._file), default=0)
 
     def append(self, record: StepRecord) -> None:
         """Write one step, after those that could not be written before.
@@ -98,16 +94,22 @@ class MetricsLog:
         self._unwritten.append(json.dumps(_finite({"step": record.step, **asdict(record)}), separators=(",", ":")).encode() + b"\n")
         if self._resumed_after is not None:
             forget_steps_after(self._file, self._resumed_after)
-            self._stream.close()
-            self._stream = open_lines(self._file)
             self._resumed_after = None
-        while self._unwritten:
-            write_whole(self._stream, self._unwritten[0])
-            self._unwritten.pop(0)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with open_lines(self._file) as stream:
+            while self._unwritten:
+                write_whole(stream, self._unwritten[0])
+                self._unwritten.pop(0)
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.close()
+
+def newest_recorded(run_dir: Path) -> tuple[int, float]:
+    """The newest policy on record, by a step or an evaluation, and the time of the last record; 0
+    and 0.0 without one.
+    """
+    steps = [(line.get("step"), line.get("time")) for line in read_jsonl(run_dir / METRICS_FILE)]
+    evaluations = [(line.get("policy_version"), line.get("time")) for line in eval_lines(run_dir / EVAL_FILE)]
+    versions, times = zip((0, 0.0), *steps, *evaluations, strict=True)
+    return max(each for each in versions if isinstance(each, int)), max(each for each in times if isinstance(each, int | float))
 
 
 def forget_steps_after(file: Path, step: int) -> None:

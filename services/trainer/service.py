@@ -22,7 +22,15 @@ from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner, TorchThread
 from services.trainer.objectives.config import configured_objective, departures
 from services.trainer.objectives.token_loss import trial_problem
-from services.trainer.records import MetricsLog, StepRecord, batch_line, scalars, tell_of_trained, trained_line
+from services.trainer.records import (
+    MetricsLog,
+    StepRecord,
+    batch_line,
+    newest_recorded,
+    scalars,
+    tell_of_trained,
+    trained_line,
+)
 from services.trainer.selection.left_out import LeftOutReport
 from services.trainer.step_publisher import CheckpointKeeper, StepPublisher
 from services.trainer.tracking.base import Feeds, open_feeds, tracking_problems
@@ -33,7 +41,15 @@ from shared.contracts.status_figures import FIRST_GROUPS, StatusFigure
 from shared.device_turns import TurnError, device_turns
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
-from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, TRAINED_FILE, TRAINED_MAX_BYTES, BoundedLines
+from shared.run_records import (
+    BATCHES_FILE,
+    BATCHES_MAX_BYTES,
+    EVAL_FILE,
+    TRAINED_FILE,
+    TRAINED_MAX_BYTES,
+    BoundedLines,
+    forget_evaluations_after,
+)
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log
 from shared.transport.base import NotConnected, TransportError
@@ -213,10 +229,7 @@ class _Training:
         )
 
     def close(self) -> None:
-        self._metrics.close()
         self._trackers.close()
-        self._trained.close()
-        self._trained_batches.close()
 
     async def _resume(self) -> None:
         """Resume from the newest intact checkpoint. Broken ones are renamed only after an older one
@@ -240,24 +253,38 @@ class _Training:
             )
         except OSError as error:
             raise FatalError(f"{self._config.node.run_dir} cannot be written ({error}): free space or set node.var_dir") from None
-        if await self._until_connected(self._read_published) and broken:
+        if await self._until_connected(self._read_published) and await self._until_connected(self._reconcile_record) and broken:
             self._checkpoints.store.set_aside(newer_than=self._publisher.policy.batch_number)
         self._trackers = open_feeds(self._config, self._publisher.policy.batch_number, self._log)
         self._context.status.set(StatusFigure.STEP, self._publisher.policy.batch_number)
-        self._tell_repeated_steps(self._publisher.policy.batch_number)
         self._log.info(
             "training", step=self._publisher.policy.batch_number, resumed=checkpoint is not None, model=self._config.model.path
         )
 
-    def _tell_repeated_steps(self, resumed: int) -> None:
-        """Warn if the record goes on after the checkpoint, as after a kill."""
-        recorded = self._metrics.newest_step()
-        if recorded > resumed:
+    async def _reconcile_record(self) -> None:
+        """Warn if the record goes on after the checkpoint, as after a kill. Where the batch log
+        does not, as after a restore, other batches come, and the evaluations of later policies no
+        longer count.
+        """
+        position, folder = self._publisher.policy, self._config.node.run_dir
+        resumed = position.batch_number
+        with self._context.writes.trying("metrics", f"see to {folder}; then start the trainer again"):
+            recorded, time_s = await asyncio.to_thread(newest_recorded, folder)
+            if recorded <= resumed:
+                return
+            logged = await self._batches.made_before(position, time_s)
+            same = min(recorded, logged)
+            repeated = f"steps {resumed + 1} to {same} are trained again, with the same batches" if same > resumed else ""
+            gone = f"steps after {same} get other batches, and evaluations of the policies that were there do not count"
             self._log.warning(
                 "steps_trained_again",
-                reason=f"the record goes to step {recorded}, and the newest checkpoint is of step {resumed}",
-                consequence=f"steps {resumed + 1} to {recorded} are trained again, with the same batches",
+                reason=f"the record goes to step {recorded}, the newest checkpoint is of step {resumed}, "
+                f"and the batch log had batches to {logged} then",
+                consequence="; ".join(filter(None, (repeated, gone if recorded > logged else ""))),
+                same_until=same,
             )
+            if recorded > logged and (folder / EVAL_FILE).is_file():
+                await asyncio.to_thread(forget_evaluations_after, folder / EVAL_FILE, logged, time.time())
 
     async def _read_published(self) -> None:
         await self._batches.check(self._publisher.policy, self._checkpoints.store)

@@ -14,7 +14,7 @@ import torch
 from msgspec import structs
 
 from services.trainer.batch_log import BatchLog
-from services.trainer.checkpoint import CheckpointStore, PolicyVersion, TrainedModel
+from services.trainer.checkpoint import CheckpointStore, PolicyVersion, TrainedModel, evaluation_measure
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner, TorchThread
 from services.trainer.selection.left_out import Findings
@@ -255,7 +255,8 @@ class CheckpointKeeper:
         self._config, self._context, self._log = config, context, context.log
         self._learner, self._gauges, self._batches, self._torch = learner, gauges, batches, worker
         folder = config.node.run_dir / CHECKPOINTS
-        self.store = CheckpointStore(folder, keep=trainer.keep_checkpoints, keep_best=trainer.keep_best)
+        owner = f"{config.node.run}/{config.node.id}"
+        self.store = CheckpointStore(folder, keep=trainer.keep_checkpoints, keep_best=trainer.keep_best, owner=owner)
         self.written = 0
         self._seconds = 0.0
 
@@ -314,7 +315,7 @@ class CheckpointKeeper:
                 evaluation.policy_version,
                 evaluation.score,
                 tolerance=max(trainer.checkpoint_every, tolerance),
-                measure=f"{evaluation.held_out} {evaluation.scorer} {evaluation.pass_rule}",
+                measure=evaluation_measure(evaluation),
             )
         self.store.prune()
 

@@ -110,11 +110,19 @@ def export(
     folder = node_folder(find_run(run, var_dir), node)
     with unwinding_on_signals():
         exported = export_node(folder, out, best=best, dtype=dtype, adapter=adapter)
+    tell_of_checkpoint(exported)
     if exported.rounding is not None:
         lost = max(0.0, exported.rounding.lost_ratio)
         remedy = "; --dtype float32 or --adapter keeps it" if lost >= 0.005 else ""
         note(f"adapters merged in float32; rounding to {exported.dtype} lost {lost:.0%} of what they add{remedy}")
     typer.echo(str(exported.folder))
+
+
+def tell_of_checkpoint(exported: Exported) -> None:
+    """Say which checkpoint the policy is of, and what its user may not expect of that."""
+    for words in exported.notes:
+        note(words)
+    note(f"this is the policy after step {exported.step}")
 
 
 def node_folder(run_dir: Path, node: str) -> Path:

@@ -25,7 +25,7 @@ from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.sections import ModelSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
-from shared.run_records import CHECKPOINTS, EVAL_FILE, eval_report, read_jsonl
+from shared.run_records import CHECKPOINTS, EVAL_FILE, eval_lines, eval_report
 from shared.text import visible
 from swarm_cli.asked_tasks import task_sources
 from swarm_cli.chosen_config import ConfigOption, load_chosen
@@ -33,7 +33,7 @@ from swarm_cli.console import count, note, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.local.base_model import model_problem
-from swarm_cli.model.commands import export_node
+from swarm_cli.model.commands import export_node, tell_of_checkpoint
 from swarm_cli.observe.run_files import NO_PASS_SHOWN
 from swarm_cli.runs import started_with
 
@@ -100,16 +100,17 @@ def evaluate(
     sources = task_sources(tasks) if tasks else node_config.tasks
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
-        folder = _model_folder(model, commit, Path(scratch))
+        folder, step = _model_folder(model, commit, Path(scratch))
         asked, prompts = _prompted_tasks(node_config, model, folder, commit, sources, n)
         report, answered = asyncio.run(_evaluate(node_config, folder, commit, asked, prompts, temperature, engine, k))
     shown, several = _first_per_dataset(answered, answers * k), pass_at_k(answered, k)
     if as_json:
-        found = {"model": model, "temperature": temperature, "k": k, **_as_object(report, several)}
+        found = {"model": model, "step": step, "temperature": temperature, "k": k, **_as_object(report, several)}
         found["not_held_out"] = asked.not_held_out
         typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
     else:
-        _show(model, report, shown, several, k, file_names(None, asked.sources))
+        of_step = "" if step is None else f", step {step},"
+        _show(f"{model}{of_step}", report, shown, several, k, file_names(None, asked.sources))
 
 
 def _configuration_of(model: Path) -> Path | None:
@@ -121,14 +122,17 @@ def _configuration_of(model: Path) -> Path | None:
     return started_with(node.resolve().parent) if known else None
 
 
-def _model_folder(model: str, revision: str, scratch: Path) -> str:
+def _model_folder(model: str, revision: str, scratch: Path) -> tuple[str, int | None]:
+    """The model's folder or name, and its step if it is a checkpoint's."""
     folder = Path(model)
     if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
-        return str(export_node(folder, scratch / "policy").folder)
+        exported = export_node(folder, scratch / "policy")
+        tell_of_checkpoint(exported)
+        return str(exported.folder), exported.step
     problem = model_problem(model, revision)
     if problem:
         raise CommandError(problem)
-    return model
+    return model, None
 
 
 def _prompted_tasks(
@@ -342,7 +346,7 @@ def recorded_set(model: Path) -> RecordedSet | None:
     checkpoints, and the node has been evaluated.
     """
     node = model.parent.parent if (model / "manifest.json").is_file() else model
-    lines = read_jsonl(node / EVAL_FILE) if (node / "checkpoints").is_dir() else []
+    lines = eval_lines(node / EVAL_FILE) if (node / "checkpoints").is_dir() else []
     reports = [report for line in lines if (report := eval_report("node", line)) and 0 < report.n + report.unknown <= MOST_TASKS]
     if not reports:
         return None

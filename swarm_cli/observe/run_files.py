@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.plain_files import NO_FILE, read_plain_end
-from shared.run_records import EVAL_FILE, METRICS_FILE, eval_report, read_jsonl, saved_step, unknown_files
+from shared.run_records import EVAL_FILE, METRICS_FILE, eval_lines, eval_report, read_jsonl, saved_step, unknown_files
 
 TAIL_BYTES = 65_536
 """Far longer than a line."""
@@ -201,7 +201,8 @@ _read: dict[Path, tuple[tuple[int, int, int], tuple[Evaluation, ...]]] = {}
 def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
     """A node's evaluations in the order of its file: the newest `EVALUATIONS_KEPT`, and before them
     the base policy's of each set, against which gains are measured. Lines that no generator writes
-    are skipped. The file is read again only when it has changed.
+    are skipped, and those of policies that are gone. The file is read again only when it has
+    changed.
     """
     file = node_dir / EVAL_FILE
     try:
@@ -213,7 +214,7 @@ def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
     if known is None or known[0] != state:
         newest: deque[Evaluation] = deque(maxlen=EVALUATIONS_KEPT)
         bases: dict[HeldOutSet, Evaluation] = {}
-        for line in read_jsonl(file):
+        for line in eval_lines(file):
             if (each := _evaluation(line)) is not None:
                 newest.append(each)
                 if each.policy_version == 0 and (each.held_out_set in bases or len(bases) < _SETS_KEPT):

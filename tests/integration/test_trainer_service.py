@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import random
 import time
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from shared.policy_store import open_policy_store
 from shared.run_records import CHECKPOINTS, TRAINED_FILE, read_jsonl
 from shared.transport.base import NotConnected, Transport, bucket_stream
 from shared.transport.connect import connect
+from swarm_cli.model.evaluate import recorded_set
 from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.run_files import read_evaluations
 from tests.full_disk import no_file_above
 from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer, transport
 from tests.integration.trainer_life import (
@@ -380,3 +383,51 @@ async def test_absurd_answers_of_others_are_told_to_the_nodes_verifiers(
     found = decode(entry.value, TrainerFindings).found
     assert [(each.batch, each.sender, each.absurd, each.answers) for each in found] == [(1, "beta", 2, 2), (2, "beta", 2, 2)]
     await life.stop()
+
+
+async def test_after_a_restore_evaluations_of_policies_that_are_gone_do_not_count_and_nothing_is_promised_of_lost_batches(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"checkpoint_every": 2})
+    await set_up(transport, some_batches(tokenizer, 3))
+    life = Life(config, transport)
+    await life.until_step(3)
+    await life.until(lambda: len(metric_lines(config)) == 3)
+    life.kill()
+    folder, now = config.node.run_dir, time.time()
+    steps = "".join(json.dumps({"step": step, "time": now}) + "\n" for step in range(1, 61))
+    lines = [{"policy_version": at, "pass_rate": at / 100, "n": 20, "time": now} for at in (0, 3, 4, 31, 60)]
+    (folder / "metrics.jsonl").write_text(steps)
+    (folder / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # The sampler goes on at once, with a batch that was never trained on.
+    await put_batches(transport, [structs.replace(batch, created_at=now + 1) for batch in some_batches(tokenizer, 1, first=4)])
+    again = Life(config, transport)
+    await again.until_step(4)
+    await again.stop()
+    (told,) = again.logged("steps_trained_again")
+    assert told["same_until"] == 3 and told["level"] == "warning"
+    assert [each.policy_version for each in read_evaluations(folder)] == [0, 3]
+    assert (recorded := recorded_set(folder)) is not None and recorded.n == 20
+    assert len((folder / "eval.jsonl").read_text().splitlines()) == len(lines) + 1, "the lines stay on record"
+    with (folder / "eval.jsonl").open("a") as file:
+        file.write(json.dumps({"policy_version": 4, "pass_rate": 0.5, "n": 20, "time": now + 2}) + "\n")
+    assert [(each.policy_version, each.score) for each in read_evaluations(folder)][-1] == (4, 0.5)
+
+
+async def test_after_a_kill_evaluations_of_policies_that_the_log_gives_again_count(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"checkpoint_every": 2})
+    await set_up(transport, some_batches(tokenizer, 3))
+    life = Life(config, transport)
+    await life.until_step(3)
+    await life.until(lambda: len(metric_lines(config)) == 3)
+    life.kill()
+    folder = config.node.run_dir
+    (folder / "eval.jsonl").write_text(json.dumps({"policy_version": 3, "pass_rate": 0.3, "n": 20, "time": time.time()}) + "\n")
+    again = Life(config, transport)
+    await again.until(lambda: bool(again.logged("training")))
+    await again.stop()
+    (told,) = again.logged("steps_trained_again")
+    assert told["same_until"] == 3
+    assert [each.policy_version for each in read_evaluations(folder)] == [3]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import resource
+import shutil
 import signal
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from services.trainer.checkpoint import (
     CheckpointError,
     CheckpointStore,
     LearnerState,
+    Misplaced,
     PolicyVersion,
     TrainedModel,
 )
@@ -161,3 +165,46 @@ def test_batches_are_needed_from_the_oldest_of_the_newest_few_on(tmp_path: Path)
     (tmp_path / "step-00000002" / MANIFEST).write_text("torn")
     assert store.replay_seq() == 0
     assert CheckpointStore(tmp_path / "none", keep=1, keep_best=True).replay_seq() == 0
+
+
+def test_the_base_policys_evaluation_marks_no_checkpoint_and_one_that_is_gone_is_no_best(tmp_path: Path) -> None:
+    store = saved(tmp_path, 6, keep=3)
+    assert not store.note_evaluation(0, 0.9, tolerance=10) and store.best() is None
+    (tmp_path / "best.json").write_text('{"pass_rate": 0.9, "policy_version": 0, "step": 6}')
+    assert store.best() is None, "as earlier versions wrote it"
+    assert store.note_evaluation(6, 0.1, tolerance=10)
+    (tmp_path / "step-00000006").rename(tmp_path / "elsewhere")
+    store.save(state(7), position(7), MODEL)
+    assert store.note_evaluation(7, 0.05, tolerance=0), "the checkpoint of the better one is gone"
+    best = store.best()
+    assert best is not None and (best.step, best.policy_version) == (7, 7)
+
+
+def test_a_checkpoint_of_another_node_or_step_is_refused_and_left_where_it_is(tmp_path: Path) -> None:
+    of = {name: CheckpointStore(tmp_path / name, keep=3, keep_best=False, owner=f"r1/{name}") for name in ("alpha", "beta")}
+    for name, steps in (("alpha", (10, 12)), ("beta", (12,))):
+        for step in steps:
+            of[name].save(state(step), position(step), MODEL)
+    found, _ = of["alpha"].newest()
+    assert found is not None and found.made_by == "r1/alpha"
+    shutil.rmtree(of["alpha"].path(12))
+    of["beta"].path(12).rename(of["alpha"].path(12))
+    with pytest.raises(Misplaced, match="r1/beta"):
+        of["alpha"].newest()
+    anybody, _ = CheckpointStore(tmp_path / "alpha", keep=3, keep_best=False).newest()
+    assert anybody is not None and anybody.made_by == "r1/beta", "an export takes it, and says whose it is"
+    of["alpha"].path(12).rename(of["alpha"].path(99))
+    for owner in ("", "r1/beta"):
+        with pytest.raises(Misplaced, match="step 12"):
+            CheckpointStore(tmp_path / "alpha", keep=3, keep_best=False, owner=owner).newest()
+    assert of["alpha"].steps() == [10, 99]
+
+
+def test_a_checkpoint_of_an_earlier_version_names_no_node_and_is_any_nodes(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    file = tmp_path / "step-00000003" / MANIFEST
+    manifest = {key: value for key, value in json.loads(file.read_text()).items() if key not in ("made_by", "self_sha256")}
+    own = hashlib.sha256(json.dumps(manifest, sort_keys=True, indent=1).encode()).hexdigest()
+    file.write_text(json.dumps({**manifest, "self_sha256": own}))
+    found, reasons = CheckpointStore(tmp_path, keep=2, keep_best=False, owner="r1/alpha").newest()
+    assert found is not None and (found.made_by, reasons) == ("", [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,6 @@ def test_a_torn_line_costs_itself_alone_also_after_a_restart(tmp_path: Path) -> 
     path = tmp_path / "trained.jsonl"
     first = BoundedLines(path, 1000)
     first.append('{"n": 1}')
-    first.close()
     with path.open("a") as torn:
         torn.write('{"n": 2, "kil')
     BoundedLines(path, 1000).append('{"n": 3}')
@@ -46,3 +46,15 @@ def test_a_full_disk_leaves_no_torn_line_and_the_next_one_is_written(tmp_path: P
         lines.append('{"n": 2}')
     lines.append('{"n": 3}')
     assert numbers(path) == [1, 3]
+
+
+def test_lines_after_the_file_was_deleted_or_replaced_are_in_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "trained.jsonl"
+    lines = BoundedLines(path, 1000)
+    lines.append('{"n": 1}')
+    path.unlink()
+    lines.append('{"n": 2}')
+    assert numbers(path) == [2]
+    shutil.rmtree(path.parent)
+    lines.append('{"n": 3}')
+    assert numbers(path) == [3]

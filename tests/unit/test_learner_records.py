@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -39,12 +41,32 @@ def test_each_step_is_one_line_that_is_on_disk_when_append_returns(tmp_path: Pat
     log.append(record(2, loss=float("nan")))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[1]["loss"] is None and lines[0]["phase_seconds"]["wait"] == 0.25
-    log.close()
     again = MetricsLog(tmp_path, 1)
     assert steps_in(tmp_path / "metrics.jsonl") == [1, 2], "a trainer that cannot go on leaves its record as it is"
     again.append(record(2))
-    again.close()
     assert steps_in(tmp_path / "metrics.jsonl") == [1, 2]
+
+
+def test_a_record_that_is_deleted_or_replaced_while_steps_are_taken_begins_again(tmp_path: Path) -> None:
+    file = tmp_path / "run" / "metrics.jsonl"
+    log = MetricsLog(file.parent, 0)
+    log.append(record(1))
+    file.unlink()
+    log.append(record(2))
+    assert steps_in(file) == [2]
+    file.rename(file.with_name("kept"))
+    log.append(record(3))
+    assert steps_in(file) == [3] and steps_in(file.with_name("kept")) == [2]
+    shutil.rmtree(file.parent)
+    log.append(record(4))
+    assert steps_in(file) == [4]
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError):
+        log.append(record(5))
+    file.unlink()
+    log.append(record(6))
+    assert steps_in(file) == [5, 6]
 
 
 def test_scalars_leave_out_what_is_no_number() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from services.trainer.checkpoint import CheckpointError, CheckpointStore, TrainedModel
+from services.trainer.checkpoint import WEIGHTS, CheckpointError, CheckpointStore, TrainedModel, evaluation_measure
 from services.trainer.export import CARD, export_policy, model_card
 from shared.model.weights import trainable_tensors
 from shared.run_records import CHECKPOINTS, eval_report
@@ -38,6 +39,34 @@ def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_mode
     assert "3 groups of answers of its own, 2 of other nodes" in card, "what came after the checkpoint does not count"
     assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {0o644}
     assert stat.S_IMODE(out.stat().st_mode) == 0o755
+
+
+@pytest.mark.slow
+def test_an_export_tells_its_step_a_broken_newer_checkpoint_another_node_and_a_better_base(tmp_path: Path) -> None:
+    model = random_policy(0, tied=False)
+    base = write_model_folder(tmp_path / "little", model)
+    node = trained(tmp_path / "monday" / "alpha", base, trainable_tensors(model))
+    assert (whole := export_policy(node, tmp_path / "whole")).notes == () and whole.step == 1
+    store = CheckpointStore(node / CHECKPOINTS, keep=3, keep_best=True, owner="monday/beta")
+    (first, _) = store.newest()
+    assert first is not None
+    for step in (2, 3):
+        store.save(first.state, replace(first.position, batch_number=step), first.model)
+    weights = store.path(3) / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-100])
+    exported = export_policy(node, tmp_path / "older")
+    broken, foreign = exported.notes
+    assert exported.step == 2 and "step-00000003" in broken and WEIGHTS in broken
+    assert "monday/beta" in foreign and "| run | monday, node beta |" in (exported.folder / CARD).read_text()
+    line = {"policy_version": 0, "n": 8, "pass_rate": 0.5, "held_out": "a" * 64, "scorer": "b" * 64, "pass_rule": "c" * 64}
+    (node / "eval.jsonl").write_text(json.dumps(line) + "\n")
+    report = eval_report("alpha", line)
+    assert report is not None
+    assert store.note_evaluation(2, 0.25, tolerance=0, measure=evaluation_measure(report))
+    best = export_policy(node, tmp_path / "best", best=True)
+    assert best.step == 2 and "0.500" in best.notes[-1] and "0.250" in best.notes[-1]
+    assert store.note_evaluation(2, 0.75, tolerance=0, measure=evaluation_measure(report))
+    assert len(export_policy(node, tmp_path / "better", best=True).notes) == 1
 
 
 def test_a_best_checkpoint_that_is_gone_is_told_with_those_that_are_there(tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ def test_candidates_that_the_trainer_leaves_out_and_groups_without_effect_are_no
     again = batch_of(2, [groups[0], scored_group(tokenizer, rng)])
     items = [msgspec.structs.replace(item, replayed=item.scored.group_id == groups[0].group_id) for item in again.items]
     log.append(trainer.step(msgspec.structs.replace(again, items=items)))
-    log.close()
     records = RunRecords(load_config(DEMO_CONFIG))
     records.count({"alpha": tmp_path / "first" / "alpha"})
     dataset = groups[0].group.task.ref.dataset
