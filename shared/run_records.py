@@ -101,6 +101,19 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     A line that is torn or still being written is skipped. Of a file of more than 256 MiB only
     the end is read.
     """
+    return [each for each in _values(path) if each is not None]
+
+
+def unreadable(path: Path) -> str:
+    """How many lines of a JSON-lines file hold no object, in words; empty if none does. A torn line
+    is one of them.
+    """
+    lost = sum(each is None for each in _values(path))
+    return f"{lost} line{'' if lost == 1 else 's'} of {path} cannot be read" if lost else ""
+
+
+def _values(path: Path) -> list[dict[str, Any] | None]:
+    """The object of each line that has an end; None for a line without one."""
     try:
         content, whole = read_plain_end(path, _MOST_BYTES)
     except OSError as error:
@@ -108,15 +121,18 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             return []
         raise
     lines = content.decode("utf-8", "replace").splitlines()
-    objects = []
+    ended = content.endswith(b"\n")
+    values: list[dict[str, Any] | None] = []
     for line in lines if whole else lines[1:]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            objects.append(value)
-    return objects
+            value = None
+        if line.strip():
+            values.append(value if isinstance(value, dict) else None)
+    if values and values[-1] is None and not ended:
+        values.pop()
+    return values
 
 
 def eval_report(node: str, line: Mapping[str, Any]) -> EvalReport | None:

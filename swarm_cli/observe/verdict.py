@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean, median
 from typing import Any
 
+from shared.run_records import EVAL_FILE, unreadable
 from shared.text import visible
 from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.run_files import (
@@ -111,14 +112,15 @@ class Verdict:
         return next((page for words, page in _RUNBOOKS for reason in self.reasons if reason.startswith(words)), _RUNBOOKS[0][1])
 
 
-def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> Verdict:
+def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], lost: str = "") -> Verdict:
     """Judge a node's run. `steps` are lines of `metrics.jsonl` in order, `evaluations` by policy
-    version; either may be empty.
+    version; either may be empty. lost: a sentence about evaluations that cannot be read.
     """
-    outcome, held_out = _held_out(evaluations)
+    outcome, held_out = _held_out(evaluations, lost)
     steps = _judged_alike(steps, evaluations)
     symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
     notes = [note for look in _NOTES if (note := look(steps))]
+    notes += [lost] if lost and lost not in held_out else []
     if symptoms and outcome is not Outcome.LEARNED:
         outcome = Outcome.FAILED
     return Verdict(outcome, (held_out, *symptoms, *notes))
@@ -132,8 +134,9 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) ->
     for node in nodes:
         steps, evaluations = read_steps(run_dir / node), read_evaluations(run_dir / node)
         unknown = _unknown(run_dir / node, evaluations, names)
-        if steps or evaluations:
-            lines += verdict(steps, evaluations).lines(node)
+        lost = unreadable(run_dir / node / EVAL_FILE)
+        if steps or evaluations or lost:
+            lines += verdict(steps, evaluations, lost).lines(node)
             lines += [f"  {text}" for text in [alike_words(alike_of_steps(steps), node)] if text]
         elif unknown:
             lines.append(f"{visible(node)}: no step was trained")
@@ -156,7 +159,7 @@ def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
     return max(CHANCE_AT_LEAST, -NormalDist().inv_cdf(CHANCE / looks) * math.sqrt(variance))
 
 
-def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
+def _held_out(evaluations: Sequence[Evaluation], lost: str) -> tuple[Outcome, str]:
     """The outcome by the held-out tasks alone, and a sentence about it."""
     if evaluations and not evaluations[-1].n and evaluations[-1].unknown:
         last = evaluations[-1]
@@ -166,7 +169,7 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     if comparison.why_no_base:
         return Outcome.UNKNOWN, comparison.why_no_base
     if newest is None or base is None or len(alike) < 2:
-        return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
+        return Outcome.UNKNOWN, lost or "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
     if newest.pass_rate is None or base.pass_rate is None:
         return Outcome.UNKNOWN, f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
     best = max(alike, key=_rate)

@@ -21,7 +21,16 @@ from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
 from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
-from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, older, refused_files
+from shared.run_records import (
+    BATCHES_FILE,
+    BATCHES_MAX_BYTES,
+    SAMPLES_FILE,
+    TRAINED_FILE,
+    TRAINED_MAX_BYTES,
+    older,
+    refused_files,
+    unreadable,
+)
 from shared.transport.base import StreamState, Transport, TransportError
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names
@@ -295,14 +304,19 @@ class RecordedBatches:
         """folder: the node's in the run; None: this machine has none."""
         self._node = node
         self._places: dict[int, tuple[Path, int, int]] = {}
-        path = Path() if folder is None else folder / BATCHES_FILE
-        for file in () if folder is None else (older(path), path):
+        self._files = () if folder is None else (older(folder / BATCHES_FILE), folder / BATCHES_FILE)
+        for file in self._files:
             self._index(file)
 
     @property
     def steps(self) -> list[int]:
         """The steps on record, in order."""
         return sorted(self._places)
+
+    @property
+    def unreadable(self) -> str:
+        """How many of the lines on record are no batch, in words; empty if all are."""
+        return "; ".join(filter(None, map(unreadable, self._files)))
 
     async def last_seq(self) -> int:
         """The last step on record; 0 if there is none."""

@@ -291,3 +291,17 @@ def test_the_remedy_is_the_page_about_what_is_wrong(record: list[float], held_ou
     *_, remedy = found.lines("alpha")
     assert found.outcome is Outcome.FAILED and f"/{page}.md" in remedy
     assert all((Path(__file__).parents[2] / "docs" / "runbooks" / f"{name}.md").is_file() for _, name in _RUNBOOKS)
+
+
+def test_a_destroyed_record_of_evaluations_is_named_instead_of_the_settings(tmp_path: Path) -> None:
+    for node, content in (("alpha", Random(1).randbytes(5000) + b"\n"), ("beta", b'{"policy_version": 0, "n": 2')):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "metrics.jsonl").write_text('{"step": 1}\n')
+        (tmp_path / node / "eval.jsonl").write_bytes(content)
+    alpha, beta = run_verdicts(tmp_path, ["alpha", "beta"])
+    assert alpha.startswith("alpha: not judged: ") and str(tmp_path / "alpha" / "eval.jsonl") in alpha and "eval.tasks" not in alpha
+    assert "eval.tasks" in beta, "a line that is still being written is not lost"
+    lines = [json.dumps({"policy_version": at, "pass_rate": 0.5, "n": 200}) for at in (0, 6)]
+    (tmp_path / "alpha" / "eval.jsonl").write_text("\n".join([lines[0], "torn{", lines[1], ""]))
+    judged, note = run_verdicts(tmp_path, ["alpha"])
+    assert "no clear gain" in judged and "1 line of" in note, "what else is known is judged"

@@ -11,11 +11,12 @@ from typer.testing import CliRunner, Result
 
 from services.generator.evaluation import SAMPLES_IN_ALL, SAMPLES_OF_A_DATASET, sampled_places
 from services.trainer.records import trained_line
-from shared.run_records import SAMPLES_FILE, TRAINED_FILE, BoundedLines, older, refused_file
+from shared.run_records import BATCHES_FILE, SAMPLES_FILE, TRAINED_FILE, BoundedLines, older, refused_file
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
 from swarm_cli.rollouts.records import TrainedRecords, training_outcome
 from swarm_cli.rollouts.shown import spread
+from swarm_cli.runs import NOTE
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\u2066"
 
@@ -154,3 +155,12 @@ def test_of_many_versions_the_first_the_last_and_some_between_are_shown() -> Non
     answers: list[Any] = [(version, None) for version in range(101)]
     assert [version for version, _ in spread(answers, 3)] == [0, 50, 100]
     assert [version for version, _ in spread(answers, 1)] == [100] and spread(answers[:2], 5) == answers[:2]
+
+
+def test_a_destroyed_record_of_batches_is_named(tmp_path: Path) -> None:
+    file = node_folder(tmp_path) / BATCHES_FILE
+    ended = {"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "options": {}}
+    (file.parent.parent / NOTE).write_text(json.dumps(ended))
+    file.write_bytes(bytes(range(1, 256)) * 20 + b"\n")
+    shown = swarm(tmp_path, "--run", "one")
+    assert shown.exit_code != 0 and str(file) in str(shown.exception), shown.output
