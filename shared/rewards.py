@@ -25,6 +25,7 @@ class Mark(IntEnum):
     TOO_LONG = 5
     TIMEOUT = 6
     KILLED = 7
+    NOT_APPLICABLE = 8
 
     @property
     def cause(self) -> str:
@@ -34,7 +35,8 @@ class Mark(IntEnum):
 
 CAUSES = tuple(mark.cause for mark in Mark if mark.cause)
 """Why a reward may be unknown: the scorer raised, returned no finite number, was not asked because
-the answer is too long, did not return in time, or its process died.
+the answer is too long, did not return in time, or its process died; or it says that it does not
+apply.
 """
 
 

@@ -16,6 +16,7 @@ from shared.config import ConfigError, TaskSpec, load_config
 from shared.config.load import MAX_FILE_BYTES
 from shared.plain_files import read_named
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
+from shared.reward_files import Part, found_from, reward_problems
 from shared.text import error_text
 from swarm_cli.errors import CommandError
 from swarm_cli.task_probe import SMALLER, problems_within
@@ -28,10 +29,10 @@ def is_file(name: str) -> bool:
     return "." in name or "/" in name
 
 
-def asked_sources(names: Sequence[str], verifier: str, columns: str, settings: str) -> list[TaskSpec]:
+def asked_sources(names: Sequence[str], verifier: str, columns: str, settings: str, reward: str = "") -> list[TaskSpec]:
     """The sources called `names`: datasets, and files, which are read here. A file's answers are
     scored by `exact` by default. columns: a file's, `question,answer`; empty: the usual. settings:
-    a dataset's, as JSON.
+    a dataset's, as JSON. reward: instead of a verifier, a function in a file.
 
     Raises:
         CommandError: with a line for each mistake. A dataset's name and settings are tried only if
@@ -39,17 +40,23 @@ def asked_sources(names: Sequence[str], verifier: str, columns: str, settings: s
     """
     with_files = any(map(is_file, names))
     problems = list(_wrong_words(verifier, columns if with_files else "", settings))
+    if reward:
+        if verifier != DEFAULT_VERIFIER:
+            problems.append("--reward and --verifier are both given: keep one")
+        reward = found_from(reward, Path.cwd())
+        problems += reward_problems(reward) if Part(reward).file else [f"--reward {reward}: write FILE.py:FUNCTION"]
     sources: list[TaskSpec] = []
     for name in names:
         try:
-            sources.append(_file(name, verifier, columns) if is_file(name) else TaskSpec(dataset=name))
+            sources.append(_file(name, verifier, columns, reward) if is_file(name) else TaskSpec(dataset=name))
         except ValidationError as error:
             problems += [f"{NO_TASK} ({each['msg']}): {ALL_NAMES}" for each in error.errors()]
         except ValueError as error:
             problems += str(error).splitlines()
     if problems:
         raise CommandError("\n".join(dict.fromkeys([*problems, *_underivable(sources, settings)])))
-    return [source if source.source == "file" else TaskSpec(dataset=source.dataset, verifier=verifier) for source in sources]
+    scored: dict[str, Any] = {"reward": reward} if reward else {"verifier": verifier}
+    return [source if source.source == "file" else TaskSpec(dataset=source.dataset, **scored) for source in sources]
 
 
 def canonical_settings(text: str) -> str:
@@ -78,7 +85,7 @@ def _columns(columns: str) -> tuple[str, str]:
     return question, answer
 
 
-def _file(path: str, verifier: str, columns: str) -> TaskSpec:
+def _file(path: str, verifier: str, columns: str, reward: str) -> TaskSpec:
     """Raises ValueError with a line for each mistake of the file; if columns or verifier are wrong,
     with none that they may have caused.
     """
@@ -90,8 +97,8 @@ def _file(path: str, verifier: str, columns: str) -> TaskSpec:
         data_files(Path(path))
         return TaskSpec(source="file", path=path)
     known = verifier != DEFAULT_VERIFIER and verifier in VERIFIERS.names()
-    judge = verifier if known else "exact"
-    return with_row_name(TaskSpec(source="file", path=path, question=question, answer=answer, verifier=judge))
+    judge: dict[str, Any] = {"reward": reward} if Part(reward).file else {"verifier": verifier if known else "exact"}
+    return with_row_name(TaskSpec(source="file", path=path, question=question, answer=answer, **judge))
 
 
 def _underivable(sources: Sequence[TaskSpec], settings: str) -> list[str]:

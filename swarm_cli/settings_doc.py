@@ -91,7 +91,7 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(arguments[0])}"
     if origin is tuple:
         return f"list of {len(arguments)} {_type(arguments[0])}s"
-    if origin is dict:
+    if origin is dict or _is_section(annotation):
         return "table"
     raise TypeError(f"{annotation}: add the words for this type, as docs/settings.md shows them, to `_type`")
 

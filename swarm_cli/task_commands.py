@@ -14,6 +14,7 @@ import typer
 
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import DEFAULT_VERIFIER
+from shared.reward_files import verifier_words
 from shared.text import visible_json
 from swarm_cli.asked_tasks import ALL_NAMES, NO_TASK, asked_sources, canonical_settings, is_file
 from swarm_cli.console import note, say
@@ -86,6 +87,9 @@ def score(
     seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0)] = 0,
     verifier: Judge = DEFAULT_VERIFIER,
+    reward_file: Annotated[
+        str, typer.Option("--reward", metavar="FILE.py:FUNCTION", help="Instead of a verifier, your function.")
+    ] = "",
     pass_at: Annotated[float | None, typer.Option(help="The reward from which on an answer passes.")] = None,
     columns: Columns = "",
     as_json: AsJson = False,
@@ -94,12 +98,12 @@ def score(
     what references earn.
     """
     from shared.tasks.evaluation import PassRules
-    from shared.tasks.reference_checks import Trial, Tried, try_rewards
+    from shared.tasks.reference_checks import WHY, Trial, Tried, try_rewards
     from shared.tasks.sandbox import ScoringJob
 
     # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
-    (source,) = asked_sources([dataset], verifier, columns, settings)
+    (source,) = asked_sources([dataset], verifier, columns, settings, reward_file)
     settled = {} if source.source == "file" else {"config": json.loads(canonical_settings(settings))}
     source = source.model_copy(update={"pass_at": pass_at, **settled})
     ref, rules = _ref(source.dataset, settings, seed, index), PassRules([source])
@@ -120,8 +124,7 @@ def score(
     else:
         typer.echo(f"unknown ({mark.cause})" if reward is None else f"{reward:g}")
     if reward is None:
-        why = {"timeout": "did not return in time", "killed": "ended its process"}.get(mark.cause, result.detail)
-        note(f"verifier {verifier} {why}: in a run, this answer leaves its group")
+        note(f"{verifier_words(source.verifier)} {WHY.get(mark, result.detail)}: in a run, this answer leaves its group")
     else:
         note(f"this answer earns {Tried(reward, passed, mark, result.detail, result.seconds)}")
     for trial in trials:

@@ -266,8 +266,9 @@ def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> dict[str, list[s
         found = asyncio.run(trials())
     except SandboxError as error:
         return {"problems": [str(error)]}
-    wrong = [(place, trial.problem) for place, trial in found if trial.problem and trial.built_in]
-    warnings = [(place, f"{trial.problem} ({trial.figures})") for place, trial in found if trial.problem and not trial.built_in]
+    wrong = [(place, trial.problem) for place, trial in found if trial.problem and (trial.built_in or trial.unusable)]
+    doubtful = [(place, trial) for place, trial in found if trial.problem and not (trial.built_in or trial.unusable)]
+    warnings = [(place, f"{trial.problem} ({trial.figures})") for place, trial in doubtful]
     waiting = [(place, f"groups of other nodes are refused, as {trial.no_pass}") for place, trial in found if trial.awaits_pass]
     return {
         "problems": entry_lines(wrong),

@@ -36,7 +36,8 @@ class ScoringFigures:
         self._jobs = Counter(
             "swarm_verify_jobs_total",
             "Completions given to a scorer, by origin and result: scored; raised, not_a_number, too_long, timeout (the scorer "
-            "hung), killed (it died), all of which leave the reward unknown; error (the whole group could not be scored).",
+            "hung), killed (it died), not_applicable (it returned None), all of which leave the reward unknown; error (the whole "
+            "group could not be scored).",
             ["origin", "result"],
             registry=registry,
         )

@@ -20,10 +20,12 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, RewardValues
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
+from shared.reward_files import code_hash, parts_of
 from shared.rewards import Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime import FatalError
 from shared.runtime.logs import Log
+from shared.tasks.derive import TaskError
 from shared.tasks.evaluation import REMEDY_NO_PASS, PassRules
 from shared.tasks.reference_checks import try_rewards, worth_trying
 from shared.tasks.sandbox import JobResult, ScorerPool
@@ -35,6 +37,7 @@ REMEDIES = {
     "not_a_number": "have the verifier return a finite number",
     "too_long": "lower generator.max_new_tokens",
     "timeout": "make the verifier faster, or raise verifier.answer_timeout_s; the sandbox has no network",
+    "not_applicable": "nothing, if the reward means it: it returned None; a function without `return` does too",
     "killed": "see what the verifier loads; verifier.worker_memory_mb limits its memory",
 }
 """What to do about unknown rewards, by cause."""
@@ -65,9 +68,14 @@ class RewardKnowledge:
         self._news = asyncio.Event()
 
     async def begin(self, pool: ScorerPool) -> None:
-        """Read what the node knows already, and try the rewards of the node's own sources. Raises
-        SandboxError.
+        """Read what the node knows already, and try the rewards of the node's own sources.
+
+        Raises:
+            SandboxError: as `ScorerPool.run`.
+            TaskError: a reward's file cannot be used.
         """
+        for part in sorted({part for spec in self._config.tasks for part in parts_of(spec.verifier) if part.file}):
+            self._log.info("reward_file", reward=part.title, file=part.file, hash=code_hash(part.file), weight=part.weight)
         try:
             for line in read_jsonl(self._file):
                 self._unknown.setdefault(str(line["dataset"]), Counter())[str(line["cause"])] = int(line["answers"])
@@ -75,6 +83,8 @@ class RewardKnowledge:
             self._unknown.clear()  # a file that cannot be read is written anew
         await self._exchange()
         for trial in await try_rewards(pool, [spec for spec in self._config.tasks if worth_trying(spec)], self.rules):
+            if trial.unusable:
+                raise TaskError("task_verifier", trial.problem)
             if trial.problem:
                 self._log.warning("reward_tried", task=trial.spec.dataset, reason=trial.problem, figures=trial.figures)
         self._unsaved = True

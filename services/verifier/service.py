@@ -126,7 +126,7 @@ class VerifierService:
             if takes_in:
                 loops += [intake.run(), refused.run()]
             await run_until_stopped(context.stopping, *loops)
-        except SandboxError as error:
+        except (SandboxError, TaskError) as error:
             raise FatalError(str(error)) from None
         finally:
             await pool.close()

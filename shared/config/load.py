@@ -40,6 +40,7 @@ from shared.config.sections import (
     TrackingSection,
     TrainerSection,
     VerifierSection,
+    rewards_from,
 )
 from shared.config.trainer_section import COMMON_OPTIONS, TrainerConstants
 from shared.plain_files import read_named
@@ -57,6 +58,7 @@ from shared.registry import (
     did_you_mean,
     policy_store_name,
 )
+from shared.reward_files import parts_of
 from shared.roles import ROLES, Role
 from shared.text import error_text, visible
 
@@ -210,6 +212,8 @@ def load_config(
     faults = list(misread.values())
     try:
         file = _read_toml(chosen) if chosen is not None else {}
+        if chosen is not None and "tasks" in file:
+            file["tasks"] = rewards_from(file["tasks"], chosen.parent)
     except ConfigError as error:
         _, further, _ = _built(_Sources({}, variables), {})
         of_variables = [line for line in further if line.startswith("environment variable")]
@@ -586,7 +590,7 @@ def chosen_entries(config: NodeConfig) -> Iterator[tuple[Role, Registry, str]]:
     if config.generator.engine != "auto":
         yield "generator", ENGINES, config.generator.engine
     yield "trainer", POLICY_STORES, policy_store_name(config.policy_store_uri)
-    for name in dict.fromkeys(spec.verifier for spec in config.tasks):
+    for name in dict.fromkeys(part.use for spec in config.tasks for part in parts_of(spec.verifier) if not part.file):
         yield "verifier", VERIFIERS, name
     for name in dict.fromkeys(spec.dataset for spec in config.tasks):
         yield "generator", TASK_SOURCES, name

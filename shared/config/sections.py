@@ -23,6 +23,7 @@ from shared.contracts.subjects import is_replica
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin, may_only_be_folder
 from shared.registry import DEFAULT_VERIFIER, POLICY_STORES, TASK_SOURCES, TRACKERS, VERIFIERS, policy_store_name
+from shared.reward_files import Part, code_id, found_from, has_rewards, name_of
 from shared.text import visible, without_secrets
 
 __all__ = [
@@ -44,6 +45,16 @@ __all__ = [
     "TrainerSection",
     "VerifierSection",
 ]
+
+
+_ENTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class WeightedReward(Section):
+    """One of several rewards of a task source."""
+
+    use: str = Field(description="A function in a Python file, as in `reward`, or a verifier's name.")
+    weight: float = Field(1.0, ge=-1_000_000, le=1_000_000, description="What it is multiplied by in the sum.")
 
 
 class TaskSpec(Section):
@@ -77,11 +88,16 @@ class TaskSpec(Section):
     )
     verifier: str = Field(
         DEFAULT_VERIFIER,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
         description="How answers are scored: reasoning_gym (only its datasets), exact (the default of a file), final_number, "
         "math, or a `swarm.verifiers` entry point.",
     )
-
+    reward: str = Field(
+        "",
+        description="Instead of a verifier, a function in a Python file of yours: `rewards.py:accuracy`, from this file's folder.",
+    )
+    rewards: list[WeightedReward] = Field(
+        default_factory=list, description='Instead of `reward`, several: `[{use = "rewards.py:accuracy", weight = 1.0}, ...]`.'
+    )
     pass_at: float | None = Field(
         None,
         allow_inf_nan=False,
@@ -104,9 +120,11 @@ class TaskSpec(Section):
     @property
     def scorer_id(self) -> str:
         """SHA-256 (hex) of all that makes a reward besides the answer and its task: the verifier's
-        name, its package's version and source, and `pass_at`. Rewards of two scorers cannot be
-        compared.
+        name, its package's version and source or its file, and `pass_at`. Rewards of two scorers
+        cannot be compared.
         """
+        if has_rewards(self.verifier):
+            return hashlib.sha256(json.dumps([code_id(self.verifier), self.pass_at]).encode()).hexdigest()
         return _scorer_id(self.verifier, self.dataset if self.verifier == DEFAULT_VERIFIER else "", self.pass_at)
 
     @field_validator("config")
@@ -119,15 +137,37 @@ class TaskSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _files_have_another_verifier(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("path") and "source" not in values:
+        if not isinstance(values, dict):
+            return values
+        if values.get("path") and "source" not in values:
             values = {"source": "file", **values}
-        return {"verifier": "exact", **values} if isinstance(values, dict) and values.get("source") == "file" else values
+        if name := _rewards_of(values):
+            return {"verifier": name, **values}
+        return {"verifier": "exact", **values} if values.get("source") == "file" else values
 
     @model_validator(mode="after")
     def _fits_its_source(self) -> TaskSpec:
         if problems := list(self._problems()):
             raise ValueError("\n".join(problems))
         return self
+
+    @model_validator(mode="after")
+    def _is_scored_one_way(self) -> TaskSpec:
+        if problems := list(self._reward_problems()):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _reward_problems(self) -> Iterator[str]:
+        if self.reward and self.rewards:
+            yield "reward and rewards are both given: keep one"
+        elif not (self.reward or self.rewards):
+            if not _ENTRY.fullmatch(self.verifier):
+                yield f"verifier {visible(self.verifier)[:80]!r} is no name; a function in a file is given as reward"
+        elif self.verifier != _rewards_of({"reward": self.reward, "rewards": self.rewards}):
+            yield "verifier and reward are both given: keep one; `rewards` may name a verifier beside your own"
+        for use in (self.reward, *(each.use for each in self.rewards)):
+            if use and not Part(use).file and (use == self.reward or not _ENTRY.fullmatch(use)):
+                yield f"{visible(use)[:80]!r} does not name a function in a file: write FILE.py:FUNCTION"
 
     def _problems(self) -> Iterator[str]:
         if self.source == "file":
@@ -141,6 +181,39 @@ class TaskSpec(Section):
             yield 'dataset is missing: name one (`swarm task list`), or set source = "file" and path'
         elif self.path or self.question or self.answer:
             yield 'path, question and answer apply only to files: also set source = "file"'
+
+
+def _rewards_of(values: dict[str, Any]) -> str:
+    """The verifier's name for the rewards that are given; empty for none, and for what is none."""
+    if isinstance(values.get("reward"), str) and values["reward"]:
+        return str(values["reward"])
+    parts = values.get("rewards") or []
+    try:
+        parts = [each if isinstance(each, WeightedReward) else WeightedReward.model_validate(each) for each in parts]
+    except ValueError:
+        return ""
+    return name_of([Part(each.use, each.weight) for each in parts]) if parts else ""
+
+
+def rewards_from(tasks: Any, folder: Path) -> Any:
+    """Task sources as a file in `folder` gives them, with the whole paths of their rewards."""
+    if not isinstance(tasks, list):
+        return tasks
+    return [_found_from(entry, folder) if isinstance(entry, dict) else entry for entry in tasks]
+
+
+def _found_from(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+    entry = dict(entry)
+    if isinstance(entry.get("reward"), str):
+        entry["reward"] = found_from(entry["reward"], folder)
+    if isinstance(entry.get("rewards"), list):
+        entry["rewards"] = [
+            {**each, "use": found_from(each["use"], folder)}
+            if isinstance(each, dict) and isinstance(each.get("use"), str)
+            else each
+            for each in entry["rewards"]
+        ]
+    return entry
 
 
 @lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shared.contracts.messages import TaskRef
 from shared.registry import DEFAULT_VERIFIER
+from shared.reward_files import has_rewards, verifier_words
 from shared.rewards import Mark, differ
 from shared.tasks.answers import CLOSING_TAG, OPENING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, dataset_size, derive_item, from_package
@@ -199,15 +200,25 @@ LOOKED_AT = 24
 """Tasks, spread over a source, among which such references are looked for."""
 
 
+WHY = {
+    Mark.TIMEOUT: "does not return in time",
+    Mark.KILLED: "ends its process",
+    Mark.NOT_APPLICABLE: "says by None that it does not apply",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Reward of one text. `detail`: why its reward is unknown."""
+    """Reward of one text. `detail`: why its reward is unknown. `refused`: the whole task is, by a
+    verifier or reward that cannot be used for it.
+    """
 
     reward: float | None
     passed: bool | None
     mark: Mark
     detail: str
     seconds: float
+    refused: bool = False
 
     def __str__(self) -> str:
         earned = f"unknown ({self.mark.cause})" if self.reward is None else f"{self.reward:g}"
@@ -233,11 +244,16 @@ class Trial:
         return is_built_in(self.spec.verifier, self.spec.dataset)
 
     @property
+    def unusable(self) -> bool:
+        """Check whether a reward's file cannot be loaded, or its function not be called."""
+        return self.own.refused and has_rewards(self.spec.verifier)
+
+    @property
     def figures(self) -> str:
         name = self.spec.file_name if self.spec.source == "file" else self.spec.dataset
         others = f"; another task's: {self.others[-1]}" if self.others else ""
         rule = f"; {self.no_pass}" if self.no_pass else ""
-        return f"{name}, verifier {self.spec.verifier}: the reference earns {self.own}{others}{rule}"
+        return f"{name}, {verifier_words(self.spec.verifier)}: the reference earns {self.own}{others}{rule}"
 
     @property
     def awaits_pass(self) -> bool:
@@ -260,18 +276,21 @@ class Trial:
         """Say what is wrong with these rewards, and what that means for the run; empty: nothing."""
         for tried in (self.own, *self.others):
             if tried.reward is None:
-                why = {Mark.TIMEOUT: "does not return in time", Mark.KILLED: "ends its process"}.get(tried.mark, tried.detail)
+                if self.unusable:
+                    return tried.detail
+                why = WHY.get(tried.mark, tried.detail)
+                where = "for a reference answer, in the sandbox (no network, no files)"
                 becomes = (
                     "" if self.built_in else ": in a run, the reward of every such answer is unknown and it counts for nothing"
                 )
-                return f"verifier {self.spec.verifier} {why} for a reference answer, in the sandbox (no network, no files){becomes}"
+                return f"{verifier_words(self.spec.verifier)} {why} {where}{becomes}"
         if self.others and not any(differ(self.own.reward or 0.0, tried.reward or 0.0) for tried in self.others):
             paid = f"pays a task's reference {self.own.reward:g} and the references of {len(self.others)} other tasks as much"
-            return f"verifier {self.spec.verifier} {paid}: a policy cannot learn from it"
+            return f"{verifier_words(self.spec.verifier)} {paid}: a policy cannot learn from it"
         best = max(tried.reward or 0.0 for tried in (self.own, *self.others))
         if self.spec.pass_at is not None and best < self.spec.pass_at:
             earned = f"pass_at is {self.spec.pass_at:g}, and the best that was tried, a reference answer, earns {best:g}"
-            return f"verifier {self.spec.verifier}: {earned}: no answer would pass; lower pass_at"
+            return f"{verifier_words(self.spec.verifier)}: {earned}: no answer would pass; lower pass_at"
         return ""
 
 
@@ -339,6 +358,6 @@ async def _scored(pool: ScorerPool, rules: PassRules, ref: TaskRef, text: str) -
 
     (result,) = await pool.run([ScoringJob(ref=ref, texts=[text], urgent=True)])
     if result.reason is not None:
-        return Tried(None, None, Mark.TIMEOUT if result.timeouts else Mark.RAISED, result.detail, result.seconds)
+        return Tried(None, None, Mark.TIMEOUT if result.timeouts else Mark.RAISED, result.detail, result.seconds, True)
     rules.note(ref, result.rewards, result.marks)
     return Tried(result.rewards[0], None, result.marks[0], result.detail, result.seconds)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shared.config.section import entry_lines, sources_message
 from shared.contracts.messages import TaskRef
 from shared.registry import DEFAULT_VERIFIER
+from shared.reward_files import has_rewards, parts_of, reward_problems, verifier_words
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item, forget_derived, from_package
 from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_rows import FileQuestions, find_rows, register_rows
@@ -110,7 +111,7 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
         named.append(spec)
         asked[spec.dataset] += share
         found += [(position, problem) for problem in _problems(spec, asked[spec.dataset], unread)]
-        rule = f"verifier {spec.verifier}" + ("" if spec.pass_at is None else f" with pass_at {spec.pass_at:g}")
+        rule = verifier_words(spec.verifier) + ("" if spec.pass_at is None else f" with pass_at {spec.pass_at:g}")
         scored_by = verifiers.setdefault((spec.dataset, spec.canonical_config), rule)
         if scored_by != rule:
             found.append((position, TaskError("task_config", _TWO_VERIFIERS.format(scored_by, rule))))
@@ -118,10 +119,14 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
 
 
 def _verifier_problems(spec: TaskSpec) -> Iterator[TaskError]:
-    try:
-        load_verifier(spec.verifier)
-    except TaskError as error:
-        yield error
+    """List why a source's verifier or rewards cannot be used. A file's code is not run here."""
+    yield from (TaskError("task_verifier", problem) for problem in reward_problems(spec.verifier))
+    for part in parts_of(spec.verifier):
+        try:
+            if not part.file:
+                load_verifier(part.use)
+        except TaskError as error:
+            yield error
 
 
 def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
@@ -139,13 +144,13 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
             refused = look(spec, size).mostly_left_out
             if refused:
                 yield TaskError("task_verifier", "\n".join(left_out_lines(spec, size)))
-        elif verifies and spec.source == "file":
+        elif verifies and spec.source == "file" and not has_rewards(spec.verifier):
             yield from _row_problems(spec, size)
         if spec.source == "file":
             check_share(spec, share, unread - (0 if refused else left_out(spec)))
             return
         item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
-        if verifies and not refused:
+        if verifies and not refused and not has_rewards(spec.verifier):
             scorer_of(spec.verifier, item)
         if from_package(spec.dataset):
             _try_package(spec, size)

@@ -10,16 +10,18 @@ entries, never from the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from shared.contracts.messages import Task
 from shared.contracts.wire import MAX_REWARD
 from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS, failure, plugin_errors
+from shared.reward_files import has_rewards
 from shared.rewards import Mark
 from shared.tasks.answers import MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item, from_package
+from shared.tasks.reward_calls import Rewards, Scored, Word, read_reward
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -45,13 +47,19 @@ def load_verifier(name: str) -> Verifier:
         raise TaskError("task_verifier", str(error)) from error
 
 
+@lru_cache(maxsize=64)
+def load_rewards(name: str) -> Rewards:
+    """The rewards of this name, whose files are run. Raises TaskError."""
+    return Rewards(name)
+
+
 def preload(names: Iterable[str]) -> None:
-    """Import verifiers early. A failure is not reported here; it is raised when the verifier is
-    needed.
+    """Import verifiers and rewards early. A failure is not reported here; it is raised when they
+    are needed.
     """
     for name in names:
         try:
-            load_verifier(name)
+            load_rewards(name) if has_rewards(name) else load_verifier(name)
         except TaskError:
             continue
 
@@ -90,10 +98,6 @@ class VerifierChoice:
 
 # The reward for an answer. Scoring runs no text as code but may take long on hostile text, so
 # foreign text must be scored in the sandbox.
-
-
-Word = memoryview | MutableSequence[int]
-"""A writable sequence with an integer at index 0."""
 
 
 def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> float:
@@ -151,6 +155,11 @@ def score_texts(
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
     """
+    if has_rewards(verifier):
+        scored = load_rewards(verifier).score(item, texts, [0] if progress is None else progress, first_step, _scored)
+        if scored.problem and problems == []:
+            problems.append(scored.problem)
+        return scored.rewards, scored.marks
     score = scorer_of(verifier, item)
     unread_is_wrong = is_built_in(verifier, item.task.ref.dataset)
     word: Word = [0] if progress is None else progress
@@ -176,9 +185,7 @@ def score_texts(
                     rewards.append(raw)
                     marks.append(unsaid)
                     continue
-                reward, mark = _read(raw)
-                if reward is None:
-                    problem = f"returned {type(raw).__name__} ({str(raw)[:40]}), which is no finite number"
+                reward, mark, problem = read_reward(raw)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # as `plugin_errors` does
@@ -192,23 +199,7 @@ def score_texts(
     return rewards, marks
 
 
-def _read(raw: Any) -> tuple[float | None, Mark]:
-    """Read what a scorer returned: a number; a pair of number and bool; or an object with `reward`
-    and `passed`.
-    """
-    passed: Any = None
-    if isinstance(raw, tuple) and len(raw) == 2:
-        raw, passed = raw
-    elif hasattr(raw, "reward"):
-        raw, passed = raw.reward, getattr(raw, "passed", None)
-    if type(passed).__name__ not in ("NoneType", "bool", "bool_"):  # numpy's too
-        return None, Mark.NOT_A_NUMBER
-    if not hasattr(type(raw), "__float__") and not hasattr(type(raw), "__index__"):
-        return None, Mark.NOT_A_NUMBER
-    try:
-        reward = float(raw)
-    except OverflowError:  # an integer that no float can hold
-        return None, Mark.NOT_A_NUMBER
-    if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN too
-        return None, Mark.NOT_A_NUMBER
-    return reward, Mark.UNSAID if passed is None else Mark.PASSED if passed else Mark.FAILED
+def _scored(verifier: str, item: Item, texts: Sequence[str | None], word: Word, first_step: int) -> Scored:
+    problems: list[str] = []
+    rewards, marks = score_texts(item, verifier, texts, word, first_step, problems)
+    return Scored(rewards, marks, "".join(problems))

@@ -4,7 +4,6 @@ docs/tasks.md.
 
 from __future__ import annotations
 
-import re
 import socket
 import subprocess
 import sys
@@ -106,19 +105,6 @@ async def test_math_compares_formulas_and_no_hostile_answer_runs(tmp_path: Path)
     assert hostile.timeouts == 0
     assert set(hostile.rewards) <= {0.0, 1.0}
     assert not mark.exists()
-
-
-async def test_the_verifier_in_the_documentation_works_as_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    install(tmp_path, monkeypatch, "about_right", code)
-    spec = TaskSpec(dataset="chain_sum", verifier="about_right", config={"min_digits": 4, "max_digits": 4})
-    check_specs([spec])
-    ref = TaskRef(dataset="chain_sum", config=spec.canonical_config, seed=1, index=0)
-    wanted = int(str(derive_task(ref).answer))
-    texts = [str(wanted), f"I think it is {wanted}", str(wanted + 1), str(2 * wanted), "nothing", "1e999"]
-    async with pool(spec) as scorers:
-        (result,) = await scorers.run([ScoringJob(ref=ref, texts=texts)])
-    assert result.rewards == [1.0, 0.0, 0.5, 0.0, 0.0, 0.0]
 
 
 def test_our_own_sources_choose_the_verifier_also_for_others_configs() -> None:

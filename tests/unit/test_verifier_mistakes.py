@@ -34,7 +34,7 @@ MISTAKES = {
 }
 UNKNOWN = {
     "def mine(item):\n    return lambda answer: 'yes'": (Mark.NOT_A_NUMBER, "returned str (yes)"),
-    "def mine(item):\n    return lambda answer: None": (Mark.NOT_A_NUMBER, "returned NoneType (None)"),
+    "def mine(item):\n    return lambda answer: None": (Mark.NOT_APPLICABLE, ""),
     "def mine(item):\n    return lambda answer: float('nan')": (Mark.NOT_A_NUMBER, "returned float (nan)"),
     "def mine(item):\n    return lambda answer: -float('inf')": (Mark.NOT_A_NUMBER, "returned float (-inf)"),
     "def mine(item):\n    return lambda answer: 10**400": (Mark.NOT_A_NUMBER, "returned int"),

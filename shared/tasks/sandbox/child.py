@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import shared
 from shared.cancelling import cancel_and_wait
+from shared.reward_files import to_hold
 from shared.tasks.derive import from_package
 from shared.tasks.file_rows import FileRows, find_all_rows, inheritance
 from shared.tasks.sandbox.confinement import path_from_elsewhere
@@ -95,14 +96,16 @@ class Child:
         sources: Sequence[str] = (),
         rows: Sequence[FileRows] = (),
         module: str = WORKER,
-        first_frame: Any = None,
+        own_sources: Sequence[Sequence[str]] = (),
+        reward_files: Sequence[Any] = (),
     ) -> Child:
         """Start a worker and wait until it can take work. It imports `verifiers` and
         the task `sources` of installed packages at once.
 
         `rows`: of files; it inherits them as open files, so that it needs no right to open any.
-        `module`: the code to run, with `answer_timeout_s` as its third argument. `first_frame`:
-        sent to it before it is ready.
+        `module`: the code to run, with `answer_timeout_s` as its third argument. `own_sources`: as
+        `[dataset, config, verifier]`, and `reward_files` (`to_hold`), are sent to it before it is
+        ready.
 
         Raises:
             WorkerLost: it exited or did not report within `START_TIMEOUT_S`; the reason is on
@@ -128,8 +131,7 @@ class Child:
                 start_new_session=True,
             )
         child = cls(process, progress, answer_timeout_s)
-        if first_frame is not None:
-            child.send(first_frame)
+        child.send([[*own_sources], [*reward_files]])
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 ready = await child._read_frame()
@@ -297,6 +299,7 @@ class Processes:
         self._installed = sorted({spec.dataset for spec in tasks if from_package(spec.dataset)})
         self._rows = find_all_rows(spec.dataset for spec in tasks)
         self._verifiers = verifiers
+        self._reward_files = to_hold(verifiers.names)
         self._children: set[Child] = set()
         """All that were started and have not been seen to end. Kept here because the task that was
         to end one may have been cancelled before it could.
@@ -316,13 +319,13 @@ class Processes:
         Raises:
             SandboxError: it does not start.
         """
-        return await self._started(FORKER, self._foreign_group_s, self._sources)
+        return await self._started(FORKER, self._foreign_group_s)
 
     async def kill(self) -> None:
         await asyncio.gather(*(child.kill() for child in self._children))
         self._children.clear()
 
-    async def _started(self, module: str, timeout_s: float, first_frame: Any = None) -> Child:
+    async def _started(self, module: str, timeout_s: float) -> Child:
         """Tries `START_ATTEMPTS` times, because a machine that is briefly short of memory may kill
         a starting process. Children that have ended are also removed here, so that their number
         does not grow.
@@ -337,7 +340,8 @@ class Processes:
                     sources=self._installed,
                     rows=self._rows,
                     module=module,
-                    first_frame=first_frame,
+                    own_sources=self._sources,
+                    reward_files=self._reward_files,
                 )
                 self._children = {known for known in self._children if known.running} | {child}
                 return child

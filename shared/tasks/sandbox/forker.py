@@ -15,7 +15,7 @@ A job is `[dataset, config, seed, index, expected task or None, verifier, texts,
 `protocol`. Its result is `[reason or None, detail, rewards, marks, task or None, CPU seconds, lost,
 died]`, where `lost` counts the answers that ended a process, and `died` those of them that ended it
 otherwise than by taking too long. The first frame lists this node's own sources as `[dataset,
-config, verifier]`; what they load lazily is loaded once, here.
+config, verifier]`, and the files of rewards; what they load lazily is loaded once, here.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ def main() -> None:
     mapped = MappedMemory()
     missing = confine(memory_bytes, forking=True)
     requests, results = take_standard_streams()
-    import_everything(*named_imports(sys.argv[5:]))
-    _warm(read_frame(requests) or [])
+    own_sources, reward_files = read_frame(requests) or ([], [])
+    import_everything(*named_imports(sys.argv[5:]), reward_files)
+    _warm(own_sources)
     missing |= forbid_system_calls(forking=True)
     gc.collect()
     gc.freeze()

@@ -20,6 +20,7 @@ import numpy as np
 
 from shared.contracts.messages import TaskRef
 from shared.importing import without_collection
+from shared.reward_files import hold
 from shared.runtime.process_limits import CpuAllowance
 from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_sources
 from shared.tasks.file_rows import register_inherited_rows
@@ -50,7 +51,8 @@ def main() -> None:
     missing = confine(int(sys.argv[2]) + register_inherited_rows(sys.argv[4]))
     allowance = CpuAllowance(float(sys.argv[3]))
     requests, results = take_standard_streams()
-    import_everything(*named_imports(sys.argv[5:]))
+    _, reward_files = read_frame(requests) or ([], [])
+    import_everything(*named_imports(sys.argv[5:]), reward_files)
     missing |= forbid_system_calls()
     results.write(pack_frame([READY, missing]))
     results.flush()
@@ -63,10 +65,12 @@ def named_imports(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str
     return arguments[:end], arguments[end + 1 :]
 
 
-def import_everything(verifiers: Sequence[str], sources: Sequence[str]) -> None:
-    """Import reasoning-gym, the verifiers and this node's own installed task sources now, so that
-    no job has to wait for it, and after the limits are set, so that the imports count against them.
+def import_everything(verifiers: Sequence[str], sources: Sequence[str], reward_files: Sequence[Any]) -> None:
+    """Import reasoning-gym, the verifiers and rewards, and this node's own installed task sources
+    now, so that no job has to wait for it, and after the limits are set, so that the imports count
+    against them.
     """
+    hold(reward_files)
     # A library would try to write a font cache, would not be allowed to, and would print a warning.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with without_collection():

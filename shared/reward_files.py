@@ -1,0 +1,382 @@
+"""Rewards in a Python file of the user's, `reward = "rewards.py:accuracy"`: their names, their
+source and what can be told of them without running it. It runs in the sandbox only
+(`shared.tasks.reward_calls`).
+
+A verifier's name is that of an entry (`exact`), of a function in a file (`/home/rewards.py:short`),
+or a JSON list of such names with weights. The source is read once in a process and handed to its
+scorers, so that a file that changes on disk does not affect a running process.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.registry import did_you_mean
+from shared.text import error_text
+
+MAX_SOURCE_BYTES = 2 * 2**20
+"""Of a file and the modules beside it that it imports."""
+_MAX_MODULES = 200
+_HASH_DIGITS = 12
+_FILE_REWARD = re.compile(r"(?s)(.+\.py):([^:/]+)")
+GROUP_WORDS = frozenset({"prompts", "completions", "log_extra", "log_metric"})
+"""Words that TRL passes besides the columns, as far as they can be had here."""
+NOT_HERE = {
+    "completion_ids": "a reward is called without tokens, as completions of other nodes have none of this model's",
+    "trainer_state": "a reward is called where there is no trainer",
+    "environments": "there are none",
+}
+"""Words that TRL passes, and why they cannot be had here."""
+FORMS = (
+    "write f(completions, **columns), which returns a list (TRL), compute_score(data_source, solution_str, ground_truth, "
+    "extra_info=None) (verl), or f(answer, reference)"
+)
+
+
+class RewardFileError(ValueError):
+    """A reward's file cannot be used; the message names it, the cause and the remedy."""
+
+
+class Part(NamedTuple):
+    """A reward of a sum. `use`: the name of a verifier, or `FILE.py:FUNCTION`."""
+
+    use: str
+    weight: float = 1.0
+
+    @property
+    def file(self) -> str:
+        """The file that it is in; empty for a verifier."""
+        found = _FILE_REWARD.fullmatch(self.use)
+        return found[1] if found else ""
+
+    @property
+    def function(self) -> str:
+        """The function's name; of a verifier, its own."""
+        return self.use.rpartition(":")[2]
+
+    @property
+    def title(self) -> str:
+        """The name by which people know it: the file without its folder."""
+        return f"{Path(self.file).name}:{self.function}" if self.file else self.use
+
+
+class Module(NamedTuple):
+    """A module's name, file and source."""
+
+    name: str
+    path: str
+    text: str
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.endswith("/__init__.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The parameters of a function, of which those in `required` have no default. `takes_all`: it
+    has `**columns` and reads them.
+    """
+
+    names: tuple[str, ...]
+    required: frozenset[str]
+    takes_more: bool = False
+    takes_all: bool = False
+
+    @property
+    def form(self) -> str:
+        """`group` as TRL calls it, `verl`, or `plain`; empty for none of them."""
+        if "completions" in self.names:
+            return "group"
+        if {"solution_str", "ground_truth"} <= {*self.names}:
+            return "verl" if self.required <= {"data_source", "solution_str", "ground_truth", "extra_info"} else ""
+        return "plain" if {"answer", "reference"} <= {*self.names} and self.required <= {"answer", "reference"} else ""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The names of columns that it takes besides the reference answer; with `takes_all` those
+        of all others too.
+        """
+        if self.form == "verl":
+            return frozenset({"data_source", "extra_info"})
+        return frozenset() if self.form == "plain" else frozenset(self.names) - GROUP_WORDS - NOT_HERE.keys()
+
+    def problem(self, columns: Collection[str] | None = None) -> str:
+        """Why it cannot be called; empty if it can. `columns`: those that there are, if known."""
+        if not self.form:
+            return f"its parameters are ({', '.join(self.names)}), which is no form of a reward: {FORMS}"
+        if self.form != "group":
+            return ""
+        if wrong := sorted(self.required & NOT_HERE.keys()):
+            return f"it needs {wrong[0]}, which cannot be had here: {NOT_HERE[wrong[0]]}; remove it or give it a default"
+        missing = sorted((self.columns & self.required).difference(self.columns if columns is None else columns))
+        if columns is None or not missing:
+            return ""
+        near, known = did_you_mean(missing[0], columns), ", ".join(sorted(columns)[:20])
+        told = f"it needs the column {missing[0]!r}, and the columns are {known}" + (f" ({near})" if near else "")
+        return f"{told}: use one of them, or give it a default"
+
+
+def parts_of(verifier: str) -> list[Part]:
+    """The rewards that a verifier's name stands for."""
+    if verifier.startswith("["):
+        return [Part(str(use), float(weight)) for use, weight in json.loads(verifier)]
+    return [Part(verifier)]
+
+
+def name_of(parts: Sequence[Part]) -> str:
+    """The verifier's name for these rewards."""
+    if len(parts) == 1 and parts[0].weight == 1.0:
+        return parts[0].use
+    return json.dumps([[part.use, part.weight] for part in parts])
+
+
+def has_rewards(verifier: str) -> bool:
+    """Check whether the name is not that of one verifier."""
+    return verifier.startswith("[") or bool(Part(verifier).file)
+
+
+def verifier_words(verifier: str) -> str:
+    """Name a verifier or rewards for people: `verifier exact`, `reward rewards.py:short`."""
+    if not has_rewards(verifier):
+        return f"verifier {verifier}"
+    parts = parts_of(verifier)
+    told = " + ".join(part.title if part.weight == 1.0 else f"{part.weight:g} * {part.title}" for part in parts)
+    return f"reward {told}"
+
+
+def found_from(use: str, folder: Path) -> str:
+    """The name with its file's whole path; `folder`: where a relative one begins."""
+    part = Part(use)
+    return f"{(folder / part.file).absolute()}:{part.function}" if part.file else use
+
+
+_held: dict[str, list[Module]] = {}
+
+
+def hold(sources: Iterable[tuple[str, list[list[str]]]]) -> None:
+    """Keep sources that another process has read (`to_hold`)."""
+    for file, modules in sources:
+        _held[file] = [Module(*module) for module in modules]
+
+
+def to_hold(verifiers: Iterable[str]) -> list[tuple[str, list[Module]]]:
+    """The sources of these verifiers' files, for a process that cannot read them. One that cannot
+    be read is left out.
+    """
+    found = []
+    for file in sorted({part.file for verifier in verifiers for part in parts_of(verifier) if part.file}):
+        try:
+            found.append((file, modules_of(file)))
+        except RewardFileError:
+            continue
+    return found
+
+
+def modules_of(file: str) -> list[Module]:
+    """The file, under the name of no module, and the modules beside it that it imports.
+
+    Raises:
+        RewardFileError: it cannot be read, or is too large.
+    """
+    if file not in _held:
+        _held[file] = list(_read(Path(file)))
+    return _held[file]
+
+
+def reload() -> None:
+    """Forget what was read, as at a restart."""
+    _held.clear()
+
+
+def code_hash(file: str) -> str:
+    """A short hash over the file and the modules beside it that it imports; empty if it cannot be
+    read.
+    """
+    try:
+        texts = [(module.name, module.text) for module in modules_of(file)]
+    except RewardFileError:
+        return ""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:_HASH_DIGITS]
+
+
+def code_id(verifier: str) -> str:
+    """Identify the code of rewards: another code, weight or function is another scorer."""
+    return json.dumps([[part.function, part.weight, code_hash(part.file) if part.file else ""] for part in parts_of(verifier)])
+
+
+def _read(file: Path) -> Iterator[Module]:
+    folder, waiting, seen, size = file.parent, [(file, "")], {""}, 0
+    while waiting:
+        path, name = waiting.pop(0)
+        text = _text(path, first=not name)
+        size += len(text.encode())
+        if size > MAX_SOURCE_BYTES or len(seen) > _MAX_MODULES:
+            raise RewardFileError(
+                f"{file}: it and the modules beside it that it imports are more than {MAX_SOURCE_BYTES // 2**20} MiB or "
+                f"{_MAX_MODULES} files: import less"
+            )
+        yield Module(name, str(path), text)
+        for imported in _imports(text, str(path)):
+            for found, module in _beside(folder, imported):
+                if module not in seen:
+                    seen.add(module)
+                    waiting.append((found, module))
+
+
+def _text(path: Path, *, first: bool) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = sorted(each.name for each in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        hint = did_you_mean(path.name, near) or (f"there is {', '.join(near[:5])}" if near else "no Python file is in that folder")
+        raise RewardFileError(f"{path}: there is no such file; {hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        what = "it" if first else "which a reward imports,"
+        raise RewardFileError(
+            f"{path}: {what} cannot be read ({error_text(error)}): save it in UTF-8 where this user can read it"
+        ) from None
+
+
+def _imports(text: str, path: str) -> list[str]:
+    names: dict[str, None] = {}
+    for node in ast.walk(_parsed(text, path)):
+        if isinstance(node, ast.Import):
+            names.update((alias.name.partition(".")[0], None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names[node.module.partition(".")[0]] = None
+    return [name for name in names if name not in sys.stdlib_module_names]
+
+
+def _beside(folder: Path, name: str) -> Iterator[tuple[Path, str]]:
+    if (folder / name / "__init__.py").is_file():
+        for path in sorted((folder / name).rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield path, ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    elif (folder / f"{name}.py").is_file():
+        yield folder / f"{name}.py", name
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, path: str) -> ast.Module:
+    try:
+        return ast.parse(text, path)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise RewardFileError(f"{path}: it is not Python ({why}{line}): correct it") from None
+
+
+def read_signature(part: Part) -> Signature | None:
+    """The signature that the file gives the function; None if only running the file tells.
+
+    Raises:
+        RewardFileError: there is no such file, it is not Python, or it has no such function.
+    """
+    bound = _bound(part.file)
+    names = {name: node for name, nodes in bound.items() for node in nodes}
+    if part.function not in names and "*" not in names:
+        functions = [name for name, node in names.items() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        hint = did_you_mean(part.function, names) or (f"it has {', '.join(functions[:10])}" if functions else "it has no function")
+        raise RewardFileError(f"{part.file}: it has no function {part.function}; {hint}")
+    found = names.get(part.function)
+    if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) and not found.decorator_list:
+        return _signature(found)
+    return None
+
+
+def _bound(file: str) -> dict[str, list[ast.stmt]]:
+    """The names at the file's top level, and the statements that bind them. Raises
+    RewardFileError.
+    """
+    bound: dict[str, list[ast.stmt]] = {}
+    for node in _top_level(_parsed(modules_of(file)[0].text, file).body):
+        names: list[str] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+        for name in names:
+            bound.setdefault(name, []).append(node)
+    return bound
+
+
+def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            for inner in (node.body, getattr(node, "orelse", []), getattr(node, "finalbody", [])):
+                yield from _top_level(inner)
+            for handler in getattr(node, "handlers", []):
+                yield from _top_level(handler.body)
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature:
+    given = node.args
+    positional = [each.arg for each in (*given.posonlyargs, *given.args)]
+    defaults = {*positional[len(positional) - len(given.defaults) :]} if given.defaults else set()
+    defaults |= {each.arg for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None}
+    names = (*positional, *(each.arg for each in given.kwonlyargs))
+    more = given.kwarg.arg if given.kwarg else ""
+    reads = any(isinstance(each, ast.Name) and each.id == more for body in node.body for each in ast.walk(body))
+    return Signature(names, frozenset(names) - defaults, bool(more), bool(more) and reads)
+
+
+def is_conversational(part: Part) -> bool:
+    """Check whether a reward, with what it uses of its file, reads completions as messages:
+    `completion[0]["content"]`.
+    """
+    bound = _bound(part.file)
+    waiting, seen = [part.function], {part.function}
+    while waiting:
+        for node in (each for statement in bound.get(waiting.pop(), ()) for each in ast.walk(statement)):
+            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == "content":
+                return True
+            if isinstance(node, ast.Name) and node.id not in seen:
+                seen.add(node.id)
+                waiting.append(node.id)
+    return False
+
+
+def reward_problems(verifier: str, columns: Collection[str] | None = None) -> Iterator[str]:
+    """List what is wrong with rewards, as far as it can be told without running them. `columns`:
+    those of the rows that they score, if known.
+    """
+    for part in parts_of(verifier):
+        if not part.file:
+            continue
+        try:
+            signature = read_signature(part)
+        except RewardFileError as error:
+            yield str(error)
+            continue
+        if signature is not None and (problem := signature.problem(columns)):
+            yield f"{part.file}: {part.function}: {problem}"
+
+
+def columns_taken(verifier: str) -> frozenset[str] | None:
+    """The columns that rewards take; None if they take all. Empty for a verifier, and for rewards
+    that cannot be used.
+    """
+    taken: set[str] = set()
+    for part in parts_of(verifier):
+        try:
+            signature = read_signature(part) if part.file else Signature((), frozenset())
+        except RewardFileError:
+            continue
+        if signature is None or signature.takes_all:
+            return None
+        taken |= signature.columns if part.file else set()
+    return frozenset(taken)

@@ -1,0 +1,354 @@
+"""Calls rewards from files (`shared.reward_files`) in the form that they have: a group at once as
+TRL does, an answer at a time as verl does, or `f(answer, reference)`; and adds up several.
+
+A reward gets whole completions, with thoughts. `None` means that it does not apply: it is left out
+of the sum, and an answer to which no reward applies has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import linecache
+import selectors
+import sys
+from collections.abc import Awaitable, Callable, MutableSequence, Sequence
+from functools import lru_cache
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_loader
+from types import CodeType
+from typing import Any, NamedTuple
+
+from shared.contracts.wire import MAX_REWARD
+from shared.registry import failure, plugin_errors
+from shared.reward_files import (
+    Module,
+    Part,
+    RewardFileError,
+    Signature,
+    code_hash,
+    is_conversational,
+    modules_of,
+    parts_of,
+    read_signature,
+)
+from shared.rewards import Mark
+from shared.tasks.derive import Item, TaskError
+
+Word = memoryview | MutableSequence[int]
+"""A writable sequence with an integer at index 0."""
+
+
+class Scored(NamedTuple):
+    """Rewards of a group, None where there is none, and what else is known about each answer.
+    `problem`: of the first answer whose reward is unknown.
+    """
+
+    rewards: list[float | None]
+    marks: list[Mark]
+    problem: str
+
+
+ScoreTexts = Callable[[str, Item, Sequence[str | None], Word, int], Scored]
+"""Scores texts with a verifier that is no file's, given by its name."""
+
+
+class Rewards:
+    """One or several rewards, of which at least one is in a file or has a weight."""
+
+    def __init__(self, verifier: str) -> None:
+        """Loads the files. Raises TaskError."""
+        self.parts = parts_of(verifier)
+        self._functions = [RewardFunction(part) if part.file else None for part in self.parts]
+
+    @property
+    def scores_groups(self) -> bool:
+        """Check whether a function is called with a group at once, so that one answer that it never
+        returns for costs all of them their rewards.
+        """
+        return any(function is not None and function.signature.form == "group" for function in self._functions)
+
+    def score(self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, score_texts: ScoreTexts) -> Scored:
+        """The weighted sums over the rewards that apply. A text that is None has cost a worker
+        before.
+        """
+        if self.scores_groups and None in texts:
+            return Scored([None] * len(texts), [Mark.TIMEOUT] * len(texts), "")
+        found = []
+        for place, (part, function) in enumerate(zip(self.parts, self._functions, strict=True)):
+            if function is None:
+                found.append(score_texts(part.use, item, texts, word, first_step))
+            else:
+                # The word must change with each call, or a later one would have less time.
+                found.append(function.score(item, texts, word, first_step, place))
+        if len(found) == 1 and self.parts[0].weight == 1.0:
+            return found[0]
+        rewards, marks = [], []
+        for place in range(len(texts)):
+            reward, mark = _sum(
+                [(part.weight, each.rewards[place], each.marks[place]) for part, each in zip(self.parts, found, strict=True)]
+            )
+            rewards.append(reward)
+            marks.append(mark)
+        return Scored(rewards, marks, next((each.problem for each in found if each.problem), ""))
+
+
+def _sum(values: Sequence[tuple[float, float | None, Mark]]) -> tuple[float | None, Mark]:
+    unknown = [mark for _, reward, mark in values if reward is None and mark is not Mark.NOT_APPLICABLE]
+    applying = [weight * reward for weight, reward, _ in values if reward is not None]
+    if unknown:
+        return None, unknown[0]
+    if not applying:
+        return None, Mark.NOT_APPLICABLE
+    total = sum(applying)
+    return (total, Mark.UNSAID) if abs(total) <= MAX_REWARD else (None, Mark.NOT_A_NUMBER)
+
+
+class RewardFunction:
+    """A function in a file, loaded."""
+
+    def __init__(self, part: Part) -> None:
+        """Raises TaskError: it cannot be loaded, or has no form of a reward."""
+        self._part = part
+        namespace = _loaded(part.file)
+        if part.function not in namespace:
+            raise TaskError("task_verifier", f"{part.file}: it has no function {part.function}")
+        self._call = namespace[part.function]
+        if not callable(self._call):
+            raise TaskError("task_verifier", f"{part.file}: {part.function} is a {type(self._call).__name__} and no function")
+        self.signature = _signature(self._call, part)
+        if problem := self.signature.problem():
+            raise TaskError("task_verifier", f"{part.file}: {part.function}: {problem}")
+        self._conversational = is_conversational(part)
+
+    def score(self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, place: int) -> Scored:
+        """Call it with the whole group, or once for each answer."""
+        columns = columns_of(item)
+        if self.signature.form == "group":
+            if problem := self.signature.problem(columns):
+                raise TaskError("task_verifier", f"{self._part.file}: {self._part.function}: {problem}")
+            word[0] = first_step + place % max(1, len(texts))
+            return self._group(item, [text or "" for text in texts], columns)
+        rewards, marks, first_problem = [], [], ""
+        for step, text in enumerate(texts, first_step):
+            word[0] = step
+            reward, mark, problem = (None, Mark.TIMEOUT, "") if text is None else self._one(item, text, columns)
+            first_problem = first_problem or problem
+            rewards.append(reward)
+            marks.append(mark)
+        return Scored(rewards, marks, first_problem)
+
+    def _one(self, item: Item, text: str, columns: dict[str, Any]) -> tuple[float | None, Mark, str]:
+        if self.signature.form == "plain":
+            given: dict[str, Any] = {"answer": text, "reference": item.task.answer}
+        else:
+            extra = columns.get("extra_info")
+            source = str(columns.get("data_source", item.task.ref.dataset))
+            given = {"data_source": source, "solution_str": text, "ground_truth": ground_truth(item), "extra_info": extra}
+            if not self.signature.takes_more:
+                given = {name: value for name, value in given.items() if name in self.signature.names}
+        return self._read_call(lambda: read_reward(_one_of(self._returned(given))))
+
+    def _read_call(self, call: Callable[[], tuple[float | None, Mark, str]]) -> tuple[float | None, Mark, str]:
+        try:
+            return call()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as `plugin_errors` does
+            return None, Mark.RAISED, f"raised {failure(error)}"
+
+    def _group(self, item: Item, texts: list[str], columns: dict[str, Any]) -> Scored:
+        count = len(texts)
+        try:
+            returned = self._returned(self._group_arguments(item, texts, columns))
+            values = _listed(returned)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return Scored([None] * count, [Mark.RAISED] * count, f"raised {failure(error)}")
+        if values is None or len(values) != count:
+            what = f"{type(returned).__name__} ({str(returned)[:40]})" if values is None else f"a list of {len(values)}"
+            told = f"returned {what}, where a list of {count} is needed, a reward for each completion"
+            return Scored([None] * count, [Mark.NOT_A_NUMBER] * count, told)
+        read = [read_reward(value) for value in values]
+        problem = next((problem for _, _, problem in read if problem), "")
+        return Scored([reward for reward, _, _ in read], [mark for _, mark, _ in read], problem)
+
+    def _group_arguments(self, item: Item, texts: list[str], columns: dict[str, Any]) -> dict[str, Any]:
+        """As TRL passes them; columns with an entry for each completion."""
+        signature, count = self.signature, len(texts)
+        given = columns if signature.takes_more else {name: columns[name] for name in signature.columns if name in columns}
+        arguments: dict[str, Any] = {name: [value] * count for name, value in given.items() if name not in ("prompt", "completion")}
+        messages = [{"role": message.role, "content": message.text} for message in item.task.prompt]
+        prompt: Any = item.task.text
+        if self._conversational or len(messages) > 1:
+            prompt = messages
+            arguments["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
+        else:
+            arguments["completions"] = texts
+        if "prompts" in signature.names or signature.takes_more:
+            arguments["prompts"] = [prompt] * count
+        for name in {"log_extra", "log_metric"} & {*signature.names}:
+            arguments[name] = _note_nothing
+        return arguments
+
+    def _returned(self, arguments: dict[str, Any]) -> Any:
+        returned = self._call(**arguments)
+        return _loop().run_until_complete(_awaited(returned)) if inspect.isawaitable(returned) else returned
+
+
+def columns_of(item: Item) -> dict[str, Any]:
+    """The columns of the task's row; of another task its question, answer and metadata."""
+    if "columns" in item.entry and item.dataset is None:
+        columns: dict[str, Any] = item.entry["columns"]
+        return columns
+    return {"question": item.task.text, "answer": item.task.answer, "metadata": json.loads(item.task.metadata)}
+
+
+def ground_truth(item: Item) -> Any:
+    """The reference answer as the row has it."""
+    return item.entry.get("ground_truth", item.task.answer) if item.dataset is None else item.task.answer
+
+
+def _signature(function: Callable[..., Any], part: Part) -> Signature:
+    if (written := read_signature(part)) is not None:
+        return written
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise TaskError("task_verifier", f"{part.file}: the parameters of {part.function} cannot be told ({error})") from None
+    plain = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    more = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    required = frozenset(each.name for each in plain if each.default is each.empty)
+    return Signature(tuple(each.name for each in plain), required, more, more)
+
+
+def read_reward(raw: Any) -> tuple[float | None, Mark, str]:
+    """Read what a reward returned for one answer: a number, None, or with it whether it passes."""
+    if raw is None:
+        return None, Mark.NOT_APPLICABLE, ""
+    reward, mark = _number(raw)
+    problem = "" if reward is not None else f"returned {type(raw).__name__} ({str(raw)[:40]}), which is no finite number"
+    return reward, mark, problem
+
+
+def _number(raw: Any) -> tuple[float | None, Mark]:
+    """Read what a scorer returned: a number; a pair of number and bool; or an object with `reward`
+    and `passed`.
+    """
+    passed: Any = None
+    if isinstance(raw, tuple) and len(raw) == 2:
+        raw, passed = raw
+    elif hasattr(raw, "reward"):
+        raw, passed = raw.reward, getattr(raw, "passed", None)
+    if type(passed).__name__ not in ("NoneType", "bool", "bool_"):  # numpy's too
+        return None, Mark.NOT_A_NUMBER
+    if not hasattr(type(raw), "__float__") and not hasattr(type(raw), "__index__"):
+        return None, Mark.NOT_A_NUMBER
+    try:
+        reward = float(raw)
+    except OverflowError:  # an integer that no float can hold
+        return None, Mark.NOT_A_NUMBER
+    if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN too
+        return None, Mark.NOT_A_NUMBER
+    return reward, Mark.UNSAID if passed is None else Mark.PASSED if passed else Mark.FAILED
+
+
+def _one_of(returned: Any) -> Any:
+    """verl's may return an object with `score`."""
+    return returned["score"] if isinstance(returned, dict) and "score" in returned else returned
+
+
+def _listed(returned: Any) -> list[Any] | None:
+    """A list, a tuple or an array as a list; None for anything else."""
+    if hasattr(returned, "tolist"):
+        returned = returned.tolist()
+    return list(returned) if isinstance(returned, list | tuple) else None
+
+
+def _note_nothing(*_: Any, **__: Any) -> None:
+    """What TRL would log."""
+
+
+# An event loop that opens no file: the sandbox forbids epoll and sockets, and a forked process has
+# closed all files.
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def _make_self_pipe(self) -> None:
+        self._ssock = self._csock = None
+
+    def _close_self_pipe(self) -> None:
+        pass
+
+
+@lru_cache(maxsize=1)
+def _loop() -> asyncio.AbstractEventLoop:
+    return _Loop(selectors.PollSelector())
+
+
+async def _awaited(returned: Awaitable[Any]) -> Any:
+    return await returned
+
+
+# Modules from sources that another process has read.
+
+
+class _Source(InspectLoader):
+    def __init__(self, module: Module) -> None:
+        self._module = module
+
+    def get_source(self, fullname: str) -> str:
+        return self._module.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._module.text, self._module.path, "exec")
+
+    def is_package(self, fullname: str) -> bool:
+        return self._module.is_package
+
+    def spec(self, name: str) -> ModuleSpec:
+        found = spec_from_loader(name, self, origin=self._module.path, is_package=self._module.is_package)
+        assert found is not None
+        return found
+
+
+class _Beside(MetaPathFinder):
+    """Finds the modules beside rewards, after everything that is installed."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, Module] = {}
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        module = self.modules.get(fullname)
+        return None if module is None else _Source(module).spec(fullname)
+
+
+_beside = _Beside()
+
+
+@lru_cache(maxsize=64)
+def _loaded(file: str) -> dict[str, Any]:
+    """The names of a file that was run. Raises TaskError."""
+    try:
+        first, *others = modules_of(file)
+    except RewardFileError as error:
+        raise TaskError("task_verifier", str(error)) from None
+    if _beside not in sys.meta_path:
+        sys.meta_path.append(_beside)
+    _beside.modules.update((module.name, module) for module in others)
+    name = f"swarm_reward_{code_hash(file)}"
+    module = module_from_spec(_Source(first).spec(name))
+    module.__file__ = file
+    linecache.cache[file] = (len(first.text), None, first.text.splitlines(keepends=True), file)
+    remedy = "correct it; a package that it needs must be installed where Swarm is"
+    with plugin_errors(
+        lambda why: TaskError(
+            "task_verifier", f"{file}: it cannot be imported in the sandbox (no network, no files): {why}: {remedy}"
+        )
+    ):
+        sys.modules[name] = module
+        exec(compile(first.text, file, "exec"), module.__dict__)
+    return module.__dict__

@@ -1,0 +1,339 @@
+"""Rewards in a Python file beside the configuration: called as TRL, verl or a plain function, in
+the sandbox that a run uses, and told by name when they cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from shared.config import ConfigError, load_config
+from shared.config.sections import TaskSpec
+from shared.contracts.messages import TaskRef
+from shared.reward_files import reload
+from shared.rewards import Mark
+from shared.runtime.exits import EXIT_CONFIG
+from shared.tasks.file_source import with_row_name
+from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
+from swarm_cli.app import app
+from swarm_cli.errors import CommandError
+from swarm_cli.invitation import OfferedTask
+
+TRL = '''
+import asyncio, re
+
+def accuracy(completions, answer, **kwargs):
+    """As in TRL's documentation: columns are lists with an entry for each completion."""
+    found = [re.findall(r"-?\\d+", completion) for completion in completions]
+    return [None if not numbers else 1.0 if numbers[-1] == str(wanted) else 0.0 for numbers, wanted in zip(found, answer)]
+
+def short(completions, **kwargs):
+    return [-len(completion) / 100 for completion in completions]
+
+async def polite(prompts, completions, log_metric=None, **kwargs):
+    async def one(prompt, completion):
+        await asyncio.sleep(0)
+        return None if len(completion) % 3 else float("please" in completion) - 0.25
+    return await asyncio.gather(*(one(*each) for each in zip(prompts, completions)))
+'''
+FORMS = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 2.0 if solution_str.endswith(ground_truth) else -1.0, "acc": 1}
+
+def number_only(solution_str, ground_truth):
+    return float(solution_str == ground_truth)
+
+def plain(answer, reference):
+    return 0.5 if reference in answer else 0.0
+
+def passes(answer, reference):
+    return 0.5, reference in answer
+
+def messages(completions, answer, prompts):
+    assert prompts[0][-1]["role"] == "user"
+    return [float(completion[0]["content"] == wanted) for completion, wanted in zip(completions, answer)]
+
+def counts(completions):
+    return [float(len(completions))] * len(completions)
+
+class Judge:
+    def __call__(self, completions, answer):
+        return [float(completion == wanted) for completion, wanted in zip(completions, answer)]
+
+made = Judge()
+"""
+WRONG = """
+import time, socket, os
+
+def raises(completions):
+    raise ValueError("no such judge")
+
+def few(completions):
+    return [1.0] * (len(completions) - 1)
+
+def text(completions):
+    return "1.0"
+
+def not_finite(completions):
+    return [1.0, float("nan"), "yes", None][: len(completions)]
+
+def hangs(completions):
+    while "hang" in completions:
+        time.sleep(1)
+    return [1.0] * len(completions)
+
+def ends(completions):
+    os._exit(3)
+
+def network(answer, reference):
+    socket.create_connection(("127.0.0.1", 80), 1)
+    return 1.0
+
+def writes(answer, reference):
+    open(__file__ + ".out", "w").write(answer)
+    return 1.0
+
+def one(answer, reference):
+    while answer == "hang":
+        time.sleep(1)
+    return float(answer == reference)
+
+def other(completion, gold):
+    return 1.0
+
+def ids(completions, completion_ids):
+    return [1.0] * len(completions)
+
+def needs(completions, answr):
+    return [1.0] * len(completions)
+
+def defaults(completions, completion_ids=None, trainer_state=None, tests=None):
+    return [1.0] * len(completions)
+
+always = 3
+"""
+QUESTIONS = [{"question": f"{number} + 1?", "answer": number + 1} for number in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def read_anew() -> None:
+    reload()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    for name, code in (("trl", TRL), ("forms", FORMS), ("wrong", WRONG)):
+        (tmp_path / f"{name}.py").write_text(code)
+    return tmp_path
+
+
+def source(folder: Path, *uses: tuple[str, float]) -> TaskSpec:
+    rewards = [{"use": f"{folder}/{use}" if ".py" in use else use, "weight": weight} for use, weight in uses]
+    return with_row_name(TaskSpec(path=str(folder / "q.jsonl"), rewards=rewards))
+
+
+def scored(spec: TaskSpec, groups: dict[int, list[str]], timeout_s: float = 20.0) -> list[JobResult]:
+    """The groups of completions, by row, as the sandbox scores them."""
+    jobs = [ScoringJob(ref=TaskRef(dataset=spec.dataset, seed=1, index=index), texts=texts) for index, texts in groups.items()]
+
+    async def run() -> list[JobResult]:
+        async with ScorerPool(workers=1, answer_timeout_s=timeout_s, memory_mb=4096, tasks=[spec]) as pool:
+            return await pool.run(jobs)
+
+    return asyncio.run(run())
+
+
+def one_group(spec: TaskSpec, texts: list[str], timeout_s: float = 20.0) -> JobResult:
+    (result,) = scored(spec, {3: texts}, timeout_s)
+    return result
+
+
+def as_trl_calls(file: Path, weights: dict[str, float], index: int, completions: list[str]) -> list[float | None]:
+    """What TRL's trainer makes of a group: every reward is called with the columns repeated for
+    each completion, a `None` becomes NaN, and `nansum` of the weighted columns is the reward.
+    """
+    found = importlib.util.spec_from_file_location("by_trl", file)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    columns = {"answer": [str(QUESTIONS[index]["answer"])] * len(completions)}
+    prompts = [QUESTIONS[index]["question"]] * len(completions)
+    table = []
+    for name in weights:
+        values = getattr(module, name)(prompts=prompts, completions=completions, **columns)
+        table.append(asyncio.run(values) if asyncio.iscoroutine(values) else values)
+    sums: list[float | None] = []
+    for place in range(len(completions)):
+        known = [
+            weight * values[place] for weight, values in zip(weights.values(), table, strict=True) if values[place] is not None
+        ]
+        sums.append(sum(known) if known else None)
+    return sums
+
+
+@pytest.mark.slow
+def test_a_reward_file_for_trl_gives_the_numbers_that_trl_computes(folder: Path) -> None:
+    choose, weights = random.Random(5), {"accuracy": 1.0, "polite": 0.3}
+    texts = ["It is {}.", "{}", "please, {}", "no idea", "<think>{} or 9</think> please", "", "So {}, not 7"]
+    groups = {
+        index: [choose.choice(texts).format(index + choose.randint(0, 2)) for _ in range(25)] for index in range(len(QUESTIONS))
+    }
+    spec = source(folder, *((f"trl.py:{name}", weight) for name, weight in weights.items()))
+    results = scored(spec, groups)
+    assert sum(len(result.rewards) for result in results) == 1000
+    unknown = 0
+    for (index, completions), result in zip(groups.items(), results, strict=True):
+        wanted = as_trl_calls(folder / "trl.py", weights, index, completions)
+        assert result.rewards == pytest.approx(wanted), index
+        assert [mark is Mark.NOT_APPLICABLE for mark in result.marks] == [reward is None for reward in wanted]
+        unknown += wanted.count(None)
+    assert 0 < unknown < 1000
+
+
+@pytest.mark.slow
+def test_each_form_of_a_reward_is_called_in_its_own_way(folder: Path) -> None:
+    paid = {
+        "compute_score": [2.0, -1.0],
+        "number_only": [0.0, 0.0],
+        "plain": [0.5, 0.0],
+        "messages": [0.0, 0.0],
+        "counts": [2.0, 2.0],
+        "made": [0.0, 0.0],
+    }
+    for name, rewards in paid.items():
+        assert one_group(source(folder, (f"forms.py:{name}", 1.0)), ["so 4", "5"]).rewards == rewards, name
+    whole = one_group(source(folder, ("forms.py:number_only", 1.0)), ["4", "<think>4</think>4"])
+    assert whole.rewards == [1.0, 0.0], "a reward gets the thought too"
+    assert one_group(source(folder, ("forms.py:passes", 1.0)), ["4", "5"]).marks == [Mark.PASSED, Mark.FAILED]
+    assert one_group(source(folder, ("forms.py:messages", 1.0)), ["4", "5"]).rewards == [1.0, 0.0]
+    assert one_group(source(folder, ("forms.py:made", 1.0)), ["4", "5"]).rewards == [1.0, 0.0]
+    mixed = one_group(source(folder, ("exact", 2.0), ("forms.py:plain", -1.0)), ["<answer>4</answer>", "4 or 5"])
+    assert mixed.rewards == [1.5, -0.5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "marks"),
+    [
+        ("raises", [Mark.RAISED] * 3),
+        ("few", [Mark.NOT_A_NUMBER] * 3),
+        ("text", [Mark.NOT_A_NUMBER] * 3),
+        ("not_finite", [Mark.UNSAID, Mark.NOT_A_NUMBER, Mark.NOT_A_NUMBER]),
+        ("hangs", [Mark.TIMEOUT] * 3),
+        ("ends", [Mark.KILLED, Mark.TIMEOUT, Mark.TIMEOUT]),
+        ("network", [Mark.RAISED] * 3),
+        ("writes", [Mark.RAISED] * 3),
+        ("one", [Mark.UNSAID, Mark.TIMEOUT, Mark.UNSAID]),
+    ],
+)
+def test_what_goes_wrong_in_a_reward_costs_answers_and_never_counts_as_0(folder: Path, name: str, marks: list[Mark]) -> None:
+    result = one_group(source(folder, (f"wrong.py:{name}", 1.0)), ["4", "hang", "6"], timeout_s=1.0)
+    assert result.reason is None
+    assert result.marks == marks
+    assert [reward is None for reward in result.rewards] == [bool(mark.cause) for mark in marks]
+    assert not list(folder.glob("*.out"))
+
+
+@pytest.mark.slow
+def test_a_file_that_changes_affects_neither_a_running_node_nor_its_later_scorers(folder: Path) -> None:
+    (folder / "beside.py").write_text("def paid():\n    return 1.0\n")
+    (folder / "mine.py").write_text("from beside import paid\ndef score(answer, reference):\n    return paid()\n")
+    spec = source(folder, ("mine.py:score", 1.0))
+    before = spec.model_copy().scorer_id
+    assert one_group(spec, ["4"]).rewards == [1.0]
+    (folder / "beside.py").write_text("def paid():\n    return 2.0\n")
+    assert one_group(spec, ["4"]).rewards == [1.0]
+    assert spec.scorer_id == before
+    reload()
+    assert one_group(spec, ["4"]).rewards == [2.0]
+    assert spec.scorer_id != before, "also another module beside it is another scorer"
+
+
+@pytest.mark.slow
+def test_the_rewards_in_the_documentation_work_as_they_are_printed(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder / "rewards.py").write_text(code)
+    (lines,) = re.findall(r"```toml\n(\[\[tasks\]\]\npath = [^`]*rewards = [^`]*)```", page)
+    (folder / "node.toml").write_text(lines.replace("questions.jsonl", str(folder / "q.jsonl")))
+    (spec,) = load_config(folder / "node.toml", environment={}).tasks
+    result = one_group(with_row_name(spec), ["So it is 4", "4 or 5" + 994 * " "])
+    assert result.rewards == pytest.approx([1.198, 0.0])
+
+
+MISTAKES = {
+    "wron.py:one": "did you mean wrong.py?",
+    "wrong.py:on": "did you mean one?",
+    "wrong.py:other": "(completion, gold)",
+    "wrong.py:ids": "completion_ids",
+    "torn.py:one": "line 1",
+    "wrong.py": "FILE.py:FUNCTION",
+    "import.py:one": "No module named 'no_such_package'",
+    "wrong.py:always": "no function",
+    "wrong.py:needs": "did you mean answer?",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("reward", "said"), MISTAKES.items())
+def test_config_check_and_task_score_say_what_is_wrong_with_a_reward_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, reward: str, said: str
+) -> None:
+    (folder / "torn.py").write_text("def one(answer, reference:\n")
+    (folder / "import.py").write_text("import no_such_package\ndef one(answer, reference):\n    return 1.0\n")
+    (folder / "node.toml").write_text(f'eval.tasks = 4\n[[tasks]]\npath = "q.jsonl"\nreward = "{reward}"\n')
+    monkeypatch.chdir(folder)
+    checked = CliRunner().invoke(app, ["config", "check", "--config", "node.toml"])
+    assert isinstance(checked.exception, CommandError)
+    assert checked.exception.exit_code == EXIT_CONFIG
+    assert said in str(checked.exception)
+    asked = CliRunner().invoke(app, ["task", "score", "q.jsonl", "--reward", reward, "--answer", "4"])
+    assert isinstance(asked.exception, CommandError) or asked.exit_code == 0
+    assert said in f"{asked.exception} {asked.output}"
+
+
+@pytest.mark.slow
+def test_config_check_tries_a_reward_file_and_warns_of_one_that_pays_everything(folder: Path) -> None:
+    (folder / "node.toml").write_text('eval.tasks = 4\n[[tasks]]\npath = "q.jsonl"\nreward = "wrong.py:defaults"\n')
+    text = (folder / "node.toml").read_text().replace("q.jsonl", str(folder / "q.jsonl"))
+    (folder / "node.toml").write_text(text)
+    checked = CliRunner().invoke(app, ["config", "check", "--config", str(folder / "node.toml")])
+    assert "wrong.py:defaults pays a task's reference 1" in checked.output
+
+
+def test_a_reward_is_found_beside_the_configuration_and_excludes_a_verifier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    node = tmp_path / "there" / "node.toml"
+    node.write_text('[[tasks]]\npath = "q.jsonl"\nrewards = [{use = "r.py:a"}, {use = "exact", weight = 0.2}]\n')
+    monkeypatch.chdir(tmp_path)
+    (spec,) = load_config(Path("there/node.toml"), environment={}).tasks
+    assert [each.use for each in spec.rewards] == [f"{tmp_path}/there/r.py:a", "exact"]
+    assert TaskSpec.model_validate(spec.model_dump(mode="json")) == spec
+    for keys, said in (
+        ('reward = "r.py:a"\nverifier = "math"', "keep one"),
+        ('reward = "r.py:a"\nrewards = [{use = "r.py:a"}]', "keep one"),
+        ('rewards = [{use = "r.py:a", wight = 2}]', "weight"),
+    ):
+        node.write_text(f'[[tasks]]\npath = "q.jsonl"\n{keys}\n')
+        with pytest.raises(ConfigError, match=said):
+            load_config(node, environment={})
+
+
+def test_no_invitation_carries_a_reward_file(tmp_path: Path) -> None:
+    offered: dict[str, Any] = {"dataset": "gcd", "config": "{}", "weight": 1.0, "verifier": f"{tmp_path}/r.py:a"}
+    with pytest.raises(msgspec.ValidationError, match="verifier"):
+        msgspec.convert(offered, OfferedTask)
+    with_reward = msgspec.convert({**offered, "verifier": "exact", "reward": f"{tmp_path}/r.py:a"}, OfferedTask)
+    assert not hasattr(with_reward, "reward"), "what it does not name is ignored"
