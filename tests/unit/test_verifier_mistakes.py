@@ -156,5 +156,5 @@ async def test_a_task_that_it_cannot_judge_costs_no_process_and_its_sender_no_bl
 @pytest.mark.parametrize("written", ["def mine(item):\n    return lambda answer: print(answer)"], indirect=True)
 def test_task_score_says_why_an_answer_has_no_reward(written: None) -> None:
     told = CliRunner().invoke(app, ["task", "score", "gcd", "--verifier", "mine", "--answer", "3"])
-    assert (told.exit_code, told.stdout) == (0, "unknown (not_a_number)\n")
-    assert "verifier mine returned NoneType (None)" in told.stderr
+    assert (told.exit_code, told.stdout) == (0, "unknown (not_applicable)\n")
+    assert "verifier mine says by None" in told.stderr
