@@ -491,7 +491,7 @@ class BorderRules:
     def task_problem(self, group: RolloutGroup) -> Problem | None:
         ref = group.task.ref
         if ref.dataset in self.scored_locally:
-            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is scored locally only, with the verifier reasoning_gym"
+            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is scored locally only, with this node's reward or reasoning_gym"
         own_dataset = any(ref.dataset == dataset for dataset, _ in self.own_tasks)
         allowed = (
             (self.accept == "any" and (own_dataset or not _needs_an_entry(ref.dataset)))

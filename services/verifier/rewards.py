@@ -66,6 +66,8 @@ class RewardKnowledge:
         self._newest_cause = ""
         self._unsaved = self._unwritten = False
         self._news = asyncio.Event()
+        self.local_only: frozenset[str] = frozenset()
+        """Datasets whose rewards depend on the other answers of a group."""
 
     async def begin(self, pool: ScorerPool) -> None:
         """Read what the node knows already, and try the rewards of the node's own sources.
@@ -85,6 +87,9 @@ class RewardKnowledge:
         for trial in await try_rewards(pool, [spec for spec in self._config.tasks if worth_trying(spec)], self.rules):
             if trial.unusable:
                 raise TaskError("task_verifier", trial.problem)
+            if trial.local_only:
+                self.local_only |= {trial.spec.dataset}
+                self._log.warning("reward_local_only", task=trial.spec.dataset, reason=trial.figures)
             if trial.problem:
                 self._log.warning("reward_tried", task=trial.spec.dataset, reason=trial.problem, figures=trial.figures)
         self._unsaved = True

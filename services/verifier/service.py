@@ -5,6 +5,7 @@ loops.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from services.verifier.border import Border, BorderRules, LocalModel
@@ -92,6 +93,7 @@ class VerifierService:
             rules = BorderRules.of(self._config, self._config.verifier.accepted_tasks)
             rewards = RewardKnowledge(config, context.node, figures, log)
             await rewards.begin(pool)
+            rules = replace(rules, scored_locally=rules.scored_locally | rewards.local_only)
             border = Border(rules, self._trust, self._replay, self._held_out, awaits_pass=rewards.awaits_pass)
             scored = LocalOutcomes(config.node.id, context.node, figures, log)
             store = ForeignStore(config, context.node, border, own, rewards, figures, log)

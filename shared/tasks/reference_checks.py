@@ -207,6 +207,9 @@ WHY = {
 }
 
 
+LOCAL_ONLY = "an answer alone earns otherwise than in a group, so groups of other nodes are not taken in"
+
+
 @dataclass(frozen=True, slots=True)
 class Tried:
     """Reward of one text. `detail`: why its reward is unknown. `refused`: the whole task is, by a
@@ -237,6 +240,9 @@ class Trial:
     own: Tried
     others: Sequence[Tried]
     rewards: Sequence[float] = ()
+    local_only: bool = False
+    """An answer's reward alone is not its reward in a group, so that it depends on the others that
+    a sender chooses: no group of another node is taken in."""
 
     @property
     def built_in(self) -> bool:
@@ -253,6 +259,7 @@ class Trial:
         name = self.spec.file_name if self.spec.source == "file" else self.spec.dataset
         others = f"; another task's: {self.others[-1]}" if self.others else ""
         rule = f"; {self.no_pass}" if self.no_pass else ""
+        rule += f"; {LOCAL_ONLY}" if self.local_only else ""
         return f"{name}, {verifier_words(self.spec.verifier)}: the reference earns {self.own}{others}{rule}"
 
     @property
@@ -335,9 +342,25 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         found.append(await _scored(pool, rules, ref, other))
     # Of a reward that says nothing, only the rewards of a run tell what passes.
     own, *tried = (replace(each, passed=rules.settled_pass(ref, each.reward, each.mark)) for each in found)
+    local_only = has_rewards(spec.verifier) and await _depends_on_others(pool, ref, [reference, *others[:OTHERS]])
     if own.reward is None or own.passed is not None:
-        return Trial(spec, own, tried)
-    return Trial(spec, own, tried, await _distinct_rewards(pool, spec, ref, [reference, *others[:OTHERS]]))
+        return Trial(spec, own, tried, local_only=local_only)
+    return Trial(spec, own, tried, await _distinct_rewards(pool, spec, ref, [reference, *others[:OTHERS]]), local_only)
+
+
+async def _depends_on_others(pool: ScorerPool, ref: TaskRef, texts: Sequence[str]) -> bool:
+    """Check whether an answer earns otherwise alone than in a group. The first text comes twice,
+    for rewards that look for copies.
+    """
+    from shared.tasks.sandbox.jobs import ScoringJob
+
+    group = [*texts, texts[0]]
+    jobs = [ScoringJob(ref=ref, texts=each, urgent=True) for each in (group, *([text] for text in group))]
+    together, *alone = await pool.run(jobs)
+    pairs = zip(together.rewards, [reward for each in alone for reward in each.rewards], strict=False)
+    return any(
+        (one is None) != (other is None) or (one is not None and other is not None and differ(one, other)) for one, other in pairs
+    )
 
 
 async def _distinct_rewards(pool: ScorerPool, spec: TaskSpec, ref: TaskRef, references: Sequence[str]) -> list[float]:

@@ -22,7 +22,9 @@ from shared.contracts.messages import TaskRef
 from shared.reward_files import reload
 from shared.rewards import Mark
 from shared.runtime.exits import EXIT_CONFIG
+from shared.tasks.evaluation import PassRules
 from shared.tasks.file_source import with_row_name
+from shared.tasks.reference_checks import Trial, try_rewards
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
@@ -269,6 +271,19 @@ def test_the_rewards_in_the_documentation_work_as_they_are_printed(folder: Path)
     (spec,) = load_config(folder / "node.toml", environment={}).tasks
     result = one_group(with_row_name(spec), ["So it is 4", "4 or 5" + 994 * " "])
     assert result.rewards == pytest.approx([1.198, 0.0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("use", "local"), [("forms.py:counts", True), ("forms.py:messages", False), ("trl.py:short", False)])
+def test_a_reward_that_depends_on_the_other_answers_is_local_only(folder: Path, use: str, local: bool) -> None:
+    spec = source(folder, (use, 1.0))
+
+    async def tried() -> list[Trial]:
+        async with ScorerPool(workers=1, answer_timeout_s=20.0, memory_mb=4096, tasks=[spec]) as pool:
+            return await try_rewards(pool, [spec], PassRules([spec]))
+
+    (trial,) = asyncio.run(tried())
+    assert trial.local_only is local
 
 
 MISTAKES = {
