@@ -193,11 +193,6 @@ def modules_of(file: str) -> list[Module]:
     return _held[file]
 
 
-def reload() -> None:
-    """Forget what was read, as at a restart."""
-    _held.clear()
-
-
 def code_hash(file: str) -> str:
     """A short hash over the file and the modules beside it that it imports; empty if it cannot be
     read.
@@ -215,6 +210,7 @@ def code_id(verifier: str) -> str:
 
 
 def _read(file: Path) -> Iterator[Module]:
+    """Read the file, then what it imports from its folder, then what that imports."""
     folder, waiting, seen, size = file.parent, [(file, "")], {""}, 0
     while waiting:
         path, name = waiting.pop(0)
@@ -364,19 +360,3 @@ def reward_problems(verifier: str, columns: Collection[str] | None = None) -> It
             continue
         if signature is not None and (problem := signature.problem(columns)):
             yield f"{part.file}: {part.function}: {problem}"
-
-
-def columns_taken(verifier: str) -> frozenset[str] | None:
-    """The columns that rewards take; None if they take all. Empty for a verifier, and for rewards
-    that cannot be used.
-    """
-    taken: set[str] = set()
-    for part in parts_of(verifier):
-        try:
-            signature = read_signature(part) if part.file else Signature((), frozenset())
-        except RewardFileError:
-            continue
-        if signature is None or signature.takes_all:
-            return None
-        taken |= signature.columns if part.file else set()
-    return frozenset(taken)

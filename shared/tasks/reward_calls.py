@@ -160,6 +160,7 @@ class RewardFunction:
             return None, Mark.RAISED, f"raised {failure(error)}"
 
     def _group(self, item: Item, texts: list[str], columns: dict[str, Any]) -> Scored:
+        """Call it once. What fails, or returns no list of that length, says nothing about any."""
         count = len(texts)
         try:
             returned = self._returned(self._group_arguments(item, texts, columns))

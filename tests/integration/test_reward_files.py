@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from shared.config import ConfigError, load_config
 from shared.config.sections import TaskSpec
 from shared.contracts.messages import TaskRef
-from shared.reward_files import reload
+from shared.reward_files import _held
 from shared.rewards import Mark
 from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks.evaluation import PassRules
@@ -128,7 +128,7 @@ QUESTIONS = [{"question": f"{number} + 1?", "answer": number + 1} for number in 
 
 @pytest.fixture(autouse=True)
 def read_anew() -> None:
-    reload()
+    _held.clear()  # as at a restart
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_a_file_that_changes_affects_neither_a_running_node_nor_its_later_scorer
     (folder / "beside.py").write_text("def paid():\n    return 2.0\n")
     assert one_group(spec, ["4"]).rewards == [1.0]
     assert spec.scorer_id == before
-    reload()
+    _held.clear()  # as at a restart
     assert one_group(spec, ["4"]).rewards == [2.0]
     assert spec.scorer_id != before, "also another module beside it is another scorer"
 

@@ -33,6 +33,8 @@ CALLED_BY_OTHERS = {
     "shared/tasks/sandbox/forker.py: insert": "collections.abc.MutableSequence demands it",
     "settings_customise_sources": "pydantic_settings.BaseSettings",
     "_connect_to_server": "nats.aio.client.Client",
+    **dict.fromkeys(("_make_self_pipe", "_close_self_pipe"), "asyncio's selector loop"),
+    **dict.fromkeys(("get_code", "get_source"), "importlib.abc.InspectLoader"),
 }
 """What no code of the product mentions, and who uses it. A name alone: wherever it is defined."""
 
