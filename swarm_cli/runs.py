@@ -280,6 +280,8 @@ EXIT_ENDED = 3
 """Exit code of a command that shows a run which ended in order."""
 EXIT_BROKE_OFF = 4
 """The same for a run that failed or was killed."""
+EXIT_KILLED = 137
+"""Exit code of a run that `swarm down --now` ended, so that no process could save its state."""
 _LATEST = 253_402_000_000
 """Late in the year 9999; the system's calendar ends there."""
 _MOST_BYTES = 65_536
@@ -314,6 +316,8 @@ class RunEnd(msgspec.Struct, frozen=True):
             return "every node has taken its steps"
         if self.how == "stopped":
             return "it was stopped (Ctrl-C or `swarm down`)"
+        if self.how == "killed" and self.code == EXIT_KILLED:
+            return "`swarm down --now` ended it, and nothing was saved since the last checkpoints"
         if self.how == "killed":
             return (
                 "it left no record of its end, so its `swarm up` was killed or the machine went down; "
@@ -370,7 +374,9 @@ def write_end(folder: Path, code: int, process: str | None) -> None:
     stopped it. If the note cannot be written (a full disk), the run looks as if it was killed; an
     error here would hide the run's own.
     """
-    how: How = "stopped" if process is None else "complete" if code == 0 else "failed"
+    how: How = "complete" if code == 0 else "failed"
+    if process is None:
+        how = "killed" if code == EXIT_KILLED else "stopped"
     end = RunEnd(how, time.time(), code, process if how == "failed" else None)
     with suppress(CommandError):
         replace_file(folder / END, msgspec.json.encode(end).decode() + "\n")

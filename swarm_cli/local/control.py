@@ -34,7 +34,7 @@ from swarm_cli.local.process import NOW
 from swarm_cli.local.procfile import Layout, check_ports, node_of, process_lines
 from swarm_cli.local.supervisor import Supervisor
 from swarm_cli.local.untrusted_run import refuse_what_would_grow, reject_escaping_links
-from swarm_cli.runs import LOCK, MAX_NODES, VAR_DIR_VARIABLE, goes_on, holder, is_own, pid_in, restart_options
+from swarm_cli.runs import EXIT_KILLED, LOCK, MAX_NODES, VAR_DIR_VARIABLE, goes_on, holder, is_own, pid_in, restart_options
 from swarm_cli.target import running_run
 
 SOCKET = "up.sock"
@@ -258,8 +258,6 @@ def _is_running(folder: Path, pid: int) -> CommandError:
 
 # The requests, in the process that runs the run.
 
-_KILLED = 143
-"""The exit code of a run that `swarm down --now` ends: nothing was saved."""
 _WRONG_CALL = 2
 """The exit code of a command that was called wrongly."""
 
@@ -279,7 +277,7 @@ class ControlHandler:
         match question.get("do"):
             case "down":
                 now = bool(question.get("now"))
-                self._supervisor.end(_KILLED if now else 0)
+                self._supervisor.end(EXIT_KILLED if now else 0)
                 if now:
                     self._supervisor.hurry(NOW)
                 return {"processes": self._supervisor.states}

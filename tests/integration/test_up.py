@@ -172,7 +172,7 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_sto
     assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}
     assert alpha["streams"][0]["consumer_pending"] is not None
     assert unasked.returncode == 0 and set(json.loads(unasked.stdout)["nodes"]) >= {"alpha"}, unasked.stderr
-    goes_on_with = f"swarm up --run first --nats-port {swarm.nats_port} --base-port {swarm.base_port}"
+    goes_on_with = f"swarm up --run first --nodes 2 --nats-port {swarm.nats_port} --base-port {swarm.base_port}"
     assert goes_on_with in added.stderr and goes_on_with in err
     assert added.returncode == 0 and "beta-trainer: process" in added.stderr
     assert re.search(r"swarm +\| added: beta", out), out[-3000:]

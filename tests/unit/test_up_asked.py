@@ -18,7 +18,7 @@ import pytest
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import SOCKET, answering, ask, holding_run, named
 from swarm_cli.local.supervisor import EndRun, RunRules, StartAgain, StayAway
-from swarm_cli.runs import LOCK, holder
+from swarm_cli.runs import EXIT_KILLED, LOCK, holder
 from swarm_cli.target import running_run
 from tests import forked
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
@@ -93,7 +93,7 @@ def test_a_run_that_is_ended_now_is_killed_because_of_that_alone(tmp_path: Path,
             ask(folder, {"do": "down"})
         assert swarm(tmp_path / "var", "down", "--now").returncode == 0
         # Asked before, it may have saved its state, which the run's records tell.
-        assert up.wait(DEADLINE_S) == (0 if asked_before else 143)
+        assert up.wait(DEADLINE_S) == (0 if asked_before else EXIT_KILLED)
         log = (folder / "up.log").read_text()
         assert "alpha-trainer is killed: you asked for it (--now)" in log and "second time" not in log
     finally:
