@@ -19,6 +19,7 @@ import pytest
 
 from shared.contracts.status_figures import STATUS_INTERVAL_S
 from shared.roles import ROLES
+from shared.run_records import CHECKPOINTS, checkpoint_steps
 from swarm_cli.observe.run_files import read_evaluations, read_steps
 from tests import forked
 from tests.integration.local_swarm import ROOT, START_TIMEOUT_S, Swarm, python_that_forks
@@ -122,6 +123,8 @@ def test_eval_of_a_nodes_folder_asks_what_the_node_held_out(swarm: Swarm, finish
         reports.append(json.loads(scored.stdout))
     assert [(report["n"], report["not_held_out"]) for report in reports] == [(8, 0), (20, 12)]
     assert "12 of these 20 tasks are not among the 8 that the node held out: it may have trained on them" in scored.stderr
+    newest = max(checkpoint_steps(swarm.node_dir("alpha") / CHECKPOINTS))
+    assert [report["step"] for report in reports] == [newest] * 2 and f"step {newest}" in scored.stderr
 
 
 def goes_on(node: dict[str, Any]) -> bool:
