@@ -10,6 +10,7 @@ copy in memory, and no name from outside ever makes a process open a file.
 from __future__ import annotations
 
 import hashlib
+import json
 import mmap
 import os
 from array import array
@@ -61,13 +62,15 @@ class FileRows:
     ) -> None:
         """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: the file's name
         in error messages. `hashes`: of the questions. `places`: of the rows in the user's files.
-        `note`: what a user should know of how the file was read; set by the reader.
+        `note`: what a user should know of how the file was read; `columns`: those that question and
+        answer are read from, by setting. Both are set by the reader.
         """
         self.name = name
         self.descriptor = descriptor
         self.where = where
         self.places = places
         self.note = ""
+        self.columns: dict[str, str] = {}
         self._count = count
         self.size_bytes = os.fstat(descriptor).st_size
         self._map = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)
@@ -196,7 +199,7 @@ def find_all_rows(datasets: Iterable[str]) -> list[FileRows]:
 
 def inheritance(all_rows: Iterable[FileRows]) -> str:
     """A text that tells a child process which rows it inherits as open files."""
-    return ",".join(f"{rows.name}:{rows.descriptor}:{len(rows)}" for rows in all_rows)
+    return json.dumps([[rows.name, rows.descriptor, len(rows), rows.columns] for rows in all_rows])
 
 
 def register_inherited_rows(text: str) -> int:
@@ -204,9 +207,9 @@ def register_inherited_rows(text: str) -> int:
     space that they take.
     """
     mapped = 0
-    for entry in filter(None, text.split(",")):
-        name, descriptor, count = entry.split(":")
-        rows = FileRows(name, int(descriptor), int(count))
+    for name, descriptor, count, columns in json.loads(text):
+        rows = FileRows(name, descriptor, count)
+        rows.columns = columns
         os.close(rows.descriptor)
         register_rows(rows)
         mapped += -(-rows.size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -120,6 +120,11 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
             if len(writer):
                 rows = writer.finish(spec.path)
                 rows.note = columns.note()
+                rows.columns = {
+                    setting: columns.needed(setting)[0].rpartition(".")[2]
+                    for setting, written in columns.configured.items()
+                    if "{" not in written
+                }
     except OSError as error:
         raise FileSourceError(
             f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()} ({error_text(error)}): make room there or set TMPDIR"

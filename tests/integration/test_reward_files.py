@@ -286,6 +286,18 @@ def test_a_reward_that_depends_on_the_other_answers_is_local_only(folder: Path, 
     assert trial.local_only is local
 
 
+@pytest.mark.slow
+def test_columns_have_the_names_of_the_file(folder: Path) -> None:
+    rows = [{"problem": f"{number} + 1?", "solution": number + 1} for number in range(8)]
+    (folder / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "named.py").write_text(
+        "def same(completions, solution, problem):\n"
+        "    return [float(c == s and p == '3 + 1?') for c, s, p in zip(completions, solution, problem)]\n"
+    )
+    spec = with_row_name(TaskSpec(path=str(folder / "s.jsonl"), reward=f"{folder}/named.py:same"))
+    assert one_group(spec, ["4", "5"]).rewards == [1.0, 0.0]
+
+
 MISTAKES = {
     "wron.py:one": "did you mean wrong.py?",
     "wrong.py:on": "did you mean one?",
