@@ -206,6 +206,8 @@ def chosen(model: ModelSection, rows: Rows, context_tokens: int, data: Path) -> 
     lines.append(("generator.max_new_tokens", answer, "longer answers are cut off; thinking needs more"))
     if gpu:
         lines.append(("generator.gpu_memory_fraction", GPU_FRACTION, "of the card, for vLLM; the trainer has the rest"))
+    else:
+        lines.append(("generator.groups_per_call", 4, "a step's groups: fewer wait for less, and are fresher"))
     lines += [
         ("eval.tasks", held_out, f"held out of {rows.questions:,} questions and never trained on"),
         ("eval.every_versions", 10, "steps between evaluations"),
