@@ -113,7 +113,7 @@ def check(
         facts = model_facts()
         problems += facts.problems
         if not problems:
-            warnings += risky_with_model(node_config, facts.context_tokens, facts.has_chat_template, facts.undeclared_end)
+            warnings += risky_with_model(node_config, facts)
     if faults:
         # Warnings would be about defaults where the file has faults.
         raise CommandError("\n".join([faults, *problems]), EXIT_CONFIG)

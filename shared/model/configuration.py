@@ -7,6 +7,7 @@ turns all their errors into `ModelLoadError`, the one error for a model that can
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -91,6 +92,7 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     ),
 }
 """Numbers that a model computes nothing with outside of these; NaN is in no range."""
+_PARTS = frozenset({".json", ".jinja", ".model", ".safetensors", ".bin"})
 _LAYER_NAMES = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
@@ -100,12 +102,14 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
 
     Raises:
         UnpinnedModelError: a hub name without its commit.
-        ValueError: it is not a JSON object, or states numbers that no model can have or a key
-            twice.
+        ValueError: a file beside it is none or is not UTF-8, or it is not a JSON object, or states
+            numbers that no model can have or a key twice.
         Exception: any kind that transformers raises; `shared.model.configuration.library_cause`
             describes it.
     """
     arguments = hub_arguments(str(path), revision)
+    if Path(path).is_dir():
+        _check_files(Path(path))
     # Checked before the model's configuration class runs: some classes create lists with one entry
     # per layer.
     try:
@@ -163,6 +167,20 @@ def check_rope_base(base: float | None) -> None:
     """
     if base is not None and not 0 < base < math.inf:
         raise ValueError(f"the base of its rotary positions is {base}; it must be above 0 and finite")
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a part of a model that libraries would pass over, or fail to read without saying why:
+    what is no file, and JSON in another encoding than UTF-8.
+    """
+    for part in sorted(each for each in folder.iterdir() if each.suffix in _PARTS):
+        if not part.is_file():
+            raise ValueError(f"{part.name} is a folder, a pipe or a link to nothing, and must be a file")
+        if part.suffix == ".json":
+            with part.open("rb") as opened:
+                start = opened.read(4)
+            if start.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start:
+                raise ValueError(f"{part.name} is saved as UTF-16 or with a byte order mark: save it as UTF-8 without one")
 
 
 def _check_ranges(stated: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments
 from shared.model.configuration import ModelLoadError, check_not_quantised, meant_attention, quietly, read_configuration, reading
 from shared.model.reading import check_source
-from shared.model.weight_files import local_weights, tensors_of
+from shared.model.weight_files import local_weights, tensor_twice, tensors_of
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
 NO_NUMBERS = torch.device("meta")
@@ -129,7 +129,9 @@ def load_causal_lm(
     for name in sorted(ties.keys() - (loaded.all_tied_weights_keys or {}).keys()):
         raise ModelLoadError(_tied_and_not(origin, name, ties[name]))
     if gguf is None:  # the files of a hub name are here by now
-        _check_not_packed(origin, loaded, local_weights(model.path, model.revision))
+        files = local_weights(model.path, model.revision)
+        _check_not_packed(origin, loaded, files)
+        _check_torch_files(origin, [file for file in files if file.suffix == ".bin"])
     if device == NO_NUMBERS:
         return loaded
     _check_numbers(origin, loaded.state_dict().items(), ties, outer_matrices(loaded), narrow=dtype == torch.float16)
@@ -374,3 +376,15 @@ def _check_not_packed(origin: str, model: nn.Module, files: Sequence[Path]) -> N
                     f"{origin}: the weight {name} is stored as {entry['dtype']}, so it is quantised and cannot be trained: give "
                     "the unquantised model"
                 )
+
+
+def _check_torch_files(origin: str, files: Sequence[Path]) -> None:
+    """Refuse a tensor that is in two of torch's own files, of which transformers takes the last."""
+    held: dict[str, str] = {}
+    for file in files if len(files) > 1 else ():
+        with reading(str(file), "weights"):
+            names: Iterable[str] = torch.load(file, map_location="meta", weights_only=True).keys()
+        for name in names:
+            if name in held:
+                raise ModelLoadError(tensor_twice(origin, name, held[name], file.name))
+            held[name] = file.name

@@ -143,6 +143,14 @@ def end_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ends if first is None else [first, *ends]))
 
 
+def declared_ends(model: ModelSection) -> list[int]:
+    """The end tokens in generation_config.json, the only ones that other programs may read; empty
+    if it declares none. Raises ModelLoadError.
+    """
+    declared = _generation_config(model, check_source(model)).get("eos_token_id")
+    return [token for token in (declared if isinstance(declared, list) else [declared]) if isinstance(token, int)]
+
+
 def model_max_length(model: ModelSection) -> int:
     """Maximum tokens of prompt and completion together: `model.max_length`, but never more than the
     model's config allows.

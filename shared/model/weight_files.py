@@ -98,10 +98,7 @@ def _check_one_place(folder: Path, files: Sequence[Path]) -> None:
     for file in files:
         for name in tensors_of(file):
             if name in held:
-                raise ModelLoadError(
-                    f"{folder} holds the tensor {name} twice, in {held[name]} and in {file.name}, so that one of them would be "
-                    "taken by chance: copy the whole folder again, or save the model again"
-                )
+                raise ModelLoadError(tensor_twice(str(folder), name, held[name], file.name))
             held[name] = file.name
     index = folder / INDEX
     if len(files) < 2 or not index.is_file():
@@ -112,6 +109,14 @@ def _check_one_place(folder: Path, files: Sequence[Path]) -> None:
                 f"{folder}: {INDEX} says that the tensor {name} is in {str(told)[:100]}, and it is in {held[name]}, so the index "
                 "and the files are of two models: copy the whole folder again"
             )
+
+
+def tensor_twice(origin: str, name: str, first: str, second: str) -> str:
+    """Say that a tensor is in two files, and what to do."""
+    return (
+        f"{origin} holds the tensor {name} twice, in {first} and in {second}, so that one of them would be taken by chance: copy "
+        "the whole folder again, or save the model again"
+    )
 
 
 def tensors_of(file: Path) -> dict[str, Any]:

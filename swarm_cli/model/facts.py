@@ -52,6 +52,10 @@ class ModelFacts(NamedTuple):
     """The token with which the chat template ends a turn, where the model declares neither it nor
     another one there as an end token.
     """
+    unlisted_end: str = ""
+    """The same where the model declares it, and its generation_config.json only others."""
+    tokenizer_tokens: int = 0
+    """The longest text that the tokenizer says it is for (`model_max_length`)."""
 
 
 def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
@@ -101,7 +105,7 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
 def _facts(model: ModelSection) -> ModelFacts:
     from shared.model.chat_template import ending_token
     from shared.model.configuration import ModelLoadError
-    from shared.model.reading import end_tokens, load_tokenizer, model_max_length
+    from shared.model.reading import declared_ends, end_tokens, load_tokenizer, model_max_length
 
     try:
         tokenizer, length = load_tokenizer(model), model_max_length(model)
@@ -110,7 +114,12 @@ def _facts(model: ModelSection) -> ModelFacts:
     except ModelLoadError as error:
         return ModelFacts([str(error)])
     turn_end = ending_token(tokenizer) if ending_token(tokenizer, ends) is None else None
-    return ModelFacts([], length, bool(tokenizer.chat_template), "" if turn_end is None else str(tokenizer.decode([turn_end])))
+    listed = declared_ends(model)
+    unlisted = ending_token(tokenizer, ends) if turn_end is None and listed and ending_token(tokenizer, listed) is None else None
+    undeclared_end, unlisted_end = ("" if token is None else str(tokenizer.decode([token])) for token in (turn_end, unlisted))
+    return ModelFacts(
+        [], length, bool(tokenizer.chat_template), undeclared_end, unlisted_end, min(int(tokenizer.model_max_length), 2**62)
+    )
 
 
 def _check_weights(model: ModelSection) -> None:

@@ -35,6 +35,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.model import facts
 from swarm_cli.model.commands import export_node
 from swarm_cli.model.importing import import_model
+from swarm_cli.risky_settings import risky_with_model
 from tests import forked
 from tests.engines.tiny_models import END_TOKEN_ID
 from tests.integration.trainer_life import node_config, tiny_policy
@@ -175,6 +176,33 @@ def torch_file(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[P
     return apply
 
 
+def in_torch_shards(folder: Path) -> None:
+    """In two of torch's files with an index, and one tensor in both."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    second = {MATRIX: tensors.pop(MATRIX), HEAD: torch.ones(300, 32)}
+    names = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+    for name, held in zip(names, (tensors, second), strict=True):
+        torch.save(held, folder / name)
+    index = dict.fromkeys(tensors, names[0]) | {MATRIX: names[1]}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def encoded(file: str, encoding: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / file).write_bytes((folder / file).read_text().encode(encoding))
+
+    return apply
+
+
+def no_file(file: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        make(folder / file)
+
+    return apply
+
+
 def zeros(names: str) -> Callable[[Path], None]:
     """Of all matrices whose name contains this."""
 
@@ -283,6 +311,16 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "absent shard": (absent_shard, "lacks model-00002-of-00002.safetensors (1 of 2 parts)"),
     "twice": (twice, "model-00001-of-00001.safetensors"),
     "a tensor in two shards": (in_shards(lambda second: second.update({HEAD: torch.ones(300, 32)})), f"{HEAD} twice"),
+    "a tensor in two files of torch": (in_torch_shards, f"{HEAD} twice"),
+    "a pipe for end tokens": (no_file("generation_config.json", os.mkfifo), "generation_config.json is a folder, a pipe"),
+    "a folder for end tokens": (no_file("generation_config.json", Path.mkdir), "generation_config.json is a folder, a pipe"),
+    "a link to nothing": (
+        no_file("tokenizer_config.json", lambda file: file.symlink_to("absent")),
+        "tokenizer_config.json is a folder, a pipe or a link to nothing",
+    ),
+    "a byte order mark": (encoded("config.json", "utf-8-sig"), "config.json is saved as UTF-16 or with a byte order mark"),
+    "UTF-16": (encoded("config.json", "utf-16"), "config.json is saved as UTF-16"),
+    "UTF-16 without a mark": (encoded("generation_config.json", "utf-16-le"), "generation_config.json is saved as UTF-16"),
     "an index of other shards": (
         in_shards(**{HEAD: "model-00002-of-00002.safetensors"}),
         f"{HEAD} is in model-00002-of-00002.safetensors",
@@ -521,6 +559,25 @@ def test_a_template_whose_turns_end_with_a_token_that_is_no_end_token_is_warned_
     assert ended.returncode == 0 and "<|pad|>" in ended.stdout + ended.stderr
     imported = import_model(str(folder), tmp_path / "out")
     assert facts._facts(ModelSection(path=str(imported))).undeclared_end == ""
+
+
+def test_end_tokens_that_are_not_the_templates_and_a_tokenizer_for_shorter_texts_are_warned_of(good: Path, tmp_path: Path) -> None:
+    folder = changed(
+        good,
+        tmp_path / "odd",
+        both(
+            template(CHAT),
+            in_json("generation_config.json", eos_token_id=[257]),
+            in_json("tokenizer_config.json", model_max_length=16),
+        ),
+    )
+    found = facts._facts(ModelSection(path=str(folder)))
+    assert (found.problems, found.undeclared_end, found.unlisted_end, found.tokenizer_tokens) == ([], "", "<|end|>", 16)
+    config = node_config(folder, tmp_path, generator={"max_new_tokens": 64})
+    ends, short = risky_with_model(config, found)
+    assert "generation_config.json" in ends and "model_max_length" in short
+    fine = facts._facts(ModelSection(path=str(changed(good, tmp_path / "fine", template(CHAT)))))
+    assert fine.unlisted_end == "" and risky_with_model(config, fine) == []
 
 
 # --- what is taken in, and is right
