@@ -103,6 +103,9 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
 
 
 def _facts(model: ModelSection) -> ModelFacts:
+    """Read them in this process. An end token that only other programs would miss is no problem
+    here, and so is told apart.
+    """
     from shared.model.chat_template import ending_token
     from shared.model.configuration import ModelLoadError
     from shared.model.reading import declared_ends, end_tokens, load_tokenizer, model_max_length

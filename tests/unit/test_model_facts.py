@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 def facts_in_this_process(model: ModelSection) -> ModelFacts:
     try:
-        return ModelFacts([], model_max_length(model), bool(load_tokenizer(model).chat_template))
+        tokenizer = load_tokenizer(model)
+        most = min(int(tokenizer.model_max_length), 2**62)
+        return ModelFacts([], model_max_length(model), bool(tokenizer.chat_template), tokenizer_tokens=most)
     except ModelLoadError as error:
         return ModelFacts([str(error)])
 
