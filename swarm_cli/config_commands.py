@@ -113,7 +113,7 @@ def check(
         facts = model_facts()
         problems += facts.problems
         if not problems:
-            warnings += risky_with_model(node_config, facts)
+            warnings += risky_with_model(node_config, *facts[1:])
     if faults:
         # Warnings would be about defaults where the file has faults.
         raise CommandError("\n".join([faults, *problems]), EXIT_CONFIG)

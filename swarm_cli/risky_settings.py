@@ -22,7 +22,6 @@ from swarm_cli.observe.verdict import FEWEST_TASKS
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileQuestions
-    from swarm_cli.model.facts import ModelFacts
     from swarm_cli.task_probe import Deriving
 
 
@@ -49,9 +48,17 @@ def unlike_its_source(config: NodeConfig) -> list[str]:
     return []
 
 
-def risky_with_model(config: NodeConfig, facts: ModelFacts) -> list[str]:
-    """The same for settings that depend on the model."""
-    context_tokens, has_chat_template, undeclared_end = facts.context_tokens, facts.has_chat_template, facts.undeclared_end
+def risky_with_model(
+    config: NodeConfig,
+    context_tokens: int,
+    has_chat_template: bool,
+    undeclared_end: str = "",
+    unlisted_end: str = "",
+    tokenizer_tokens: int = 0,
+) -> list[str]:
+    """The same for settings that depend on the model, of which the arguments are
+    `swarm_cli.model.facts`.
+    """
     sentences = []
     asked = config.generator.max_new_tokens
     if asked >= context_tokens:
@@ -70,16 +77,16 @@ def risky_with_model(config: NodeConfig, facts: ModelFacts) -> list[str]:
             "token of the model, so answers may go on after it until generator.max_new_tokens: add it to eos_token_id in "
             "generation_config.json, or bring the model in with `swarm model import`, which does that"
         )
-    if facts.unlisted_end:
+    if unlisted_end:
         sentences.append(
-            f"model.path = {config.model.path}: its chat template ends a turn with {visible(facts.unlisted_end, 60)}, and the "
+            f"model.path = {config.model.path}: its chat template ends a turn with {visible(unlisted_end, 60)}, and the "
             "end tokens in its generation_config.json are others: answers end here, and may not in other programs that load the "
             "model: add it to eos_token_id there"
         )
-    if 0 < facts.tokenizer_tokens <= asked:
+    if 0 < tokenizer_tokens <= asked:
         sentences.append(
             f"generator.max_new_tokens = {asked:,}: the model's tokenizer says that it is for texts of up to "
-            f"{facts.tokenizer_tokens:,} tokens (model_max_length in tokenizer_config.json), so longer answers may be nonsense: "
+            f"{tokenizer_tokens:,} tokens (model_max_length in tokenizer_config.json), so longer answers may be nonsense: "
             "correct that number, or ask for less"
         )
     return sentences

@@ -23,7 +23,6 @@ from swarm_cli import config_commands
 from swarm_cli.config_commands import key_file_problems, unreachable
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.base_model import TOY_MARK, is_toy
-from swarm_cli.model.facts import ModelFacts
 from swarm_cli.observe.verdict import FEWEST_TASKS
 from swarm_cli.risky_settings import risky_settings, risky_with_model, sent_key, toys_settings
 from tests import forked
@@ -70,7 +69,7 @@ def test_what_is_allowed_and_ruinous_is_warned_of_with_what_is_usual(sections: d
 def test_the_demo_and_the_defaults_are_warned_of_nothing() -> None:
     assert risky_settings(load_config(DEMO_CONFIG)) == []
     assert risky_settings(configured()) == []
-    assert risky_with_model(configured(), ModelFacts([], 2048, True)) == []
+    assert risky_with_model(configured(), 2048, True) == []
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_the_toys_settings_with_another_model_are_told_and_with_the_toy_are_not(
 
 
 def test_the_models_context_and_chat_template_are_held_against_the_settings() -> None:
-    longer, plain = risky_with_model(configured(generator={"max_new_tokens": 4096}), ModelFacts([], 2048, False))
+    longer, plain = risky_with_model(configured(generator={"max_new_tokens": 4096}), 2048, False)
     assert "the model's context holds 2,048" in longer
     assert "no chat template" in plain
 
