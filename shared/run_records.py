@@ -105,8 +105,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def unreadable(path: Path) -> str:
-    """How many lines of a JSON-lines file hold no object, in words; empty if none does. A torn line
-    is one of them.
+    """The number of lines of a JSON-lines file that hold no object, in words; empty if none does. A
+    torn line is one of them.
     """
     lost = sum(each is None for each in _values(path))
     return f"{lost} line{'' if lost == 1 else 's'} of {path} cannot be read" if lost else ""

@@ -239,8 +239,8 @@ def _built(sources: _Sources, overrides: Mapping[str, Any]) -> tuple[NodeConfig 
 
 
 def _sound_values(sources: _Sources, overrides: Mapping[str, Any], faulty: set[Location]) -> SoundValues | None:
-    """What is left without the values at fault; None if that cannot be told, as where an override
-    is at fault.
+    """The values without those at fault; None if that cannot be told, as where an override is at
+    fault.
     """
     removed = {_removed_with(location) for location in faulty if location}
     tasks = sources.file.get("tasks")

@@ -126,7 +126,7 @@ Content = tuple[
 
 
 def content(task: Task) -> list[Any]:
-    """What is derived of a task, so that equal content packs to the same bytes."""
+    """Derived content of a task; equal content packs to the same bytes."""
     prompt = [[message.role, [[part.kind, part.text] for part in message.parts]] for message in task.prompt]
     return [prompt, task.answer, task.metadata, task.key]
 

@@ -270,7 +270,7 @@ def _listed(returned: Any) -> list[Any] | None:
 
 
 def _note_nothing(*_: Any, **__: Any) -> None:
-    """What TRL would log."""
+    """Values that TRL would log."""
 
 
 # An event loop that opens no file: the sandbox forbids epoll and sockets, and a forked process has

@@ -99,7 +99,7 @@ class _Ended(NamedTuple):
     signal: int
     late: bool
     broken: str
-    """What the process did that no uncompromised scorer does; empty for all others."""
+    """Act of the process that no uncompromised scorer does; empty for all others."""
 
 
 def main() -> None:
