@@ -31,7 +31,7 @@ to 1e-5, the demo's toy 1e-4, and adapters ten times that.
 """
 _LONG_ANSWER = 65_536
 TOY_RATE, TOY_TOKENS = 5e-5, 16
-LOWEST_RATE, LONGEST_WARMUP, RARE_SHARE, SHORTEST_AGE_S = 1e-9, 10_000, 1e-4, 10.0
+LOWEST_RATE, LONGEST_WARMUP, FEWEST_STEPS, RARE_SHARE, SHORTEST_AGE_S = 1e-9, 10_000, 50, 1e-4, 10.0
 _HOT, _COLD = 1.5, 0.3
 
 
@@ -121,8 +121,9 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
     if trainer.learning_rate < LOWEST_RATE:
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: too low to change the weights; usual is 1e-6 to 1e-5"
-    if trainer.warmup_steps > (trainer.max_steps or LONGEST_WARMUP):
-        of = f"max_steps = {trainer.max_steps:,}" if trainer.max_steps else "a usual run"
+    planned = trainer.max_steps if trainer.max_steps >= FEWEST_STEPS else LONGEST_WARMUP  # fewer are a try
+    if trainer.warmup_steps > planned:
+        of = f"max_steps = {planned:,}" if planned == trainer.max_steps else "a usual run"
         yield (
             f"trainer.warmup_steps = {trainer.warmup_steps:,}: longer than {of}, so the learning rate is never reached; usual is "
             "0 to 20"

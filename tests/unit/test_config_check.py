@@ -50,7 +50,7 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
         ({"tasks": [{"dataset": "simple_integration"}]}, "simple_integration: it is scored locally only"),
         ({"trainer": {"learning_rate": 1e-300}}, "trainer.learning_rate = 1e-300: too low"),
         ({"trainer": {"warmup_steps": 10**18}}, "trainer.warmup_steps = 1,000,.* longer than a usual run"),
-        ({"trainer": {"warmup_steps": 50, "max_steps": 40}}, "warmup_steps = 50: longer than max_steps = 40"),
+        ({"trainer": {"warmup_steps": 80, "max_steps": 60}}, "warmup_steps = 80: longer than max_steps = 60"),
         ({"tasks": [{"dataset": "gcd", "weight": 1e-300}, {"dataset": "lcm"}]}, "gcd: weight = 1e-300 of 1: it is hardly ever"),
         ({"eval": {"every_versions": 10**9}}, "eval.every_versions = 1,000,000,000"),
         ({"verifier": {"max_age_s": 1e-9}}, "verifier.max_age_s = 1e-09: nearly every foreign group"),
@@ -68,6 +68,7 @@ def test_what_is_allowed_and_ruinous_is_warned_of_with_what_is_usual(sections: d
 
 def test_the_demo_and_the_defaults_are_warned_of_nothing() -> None:
     assert risky_settings(load_config(DEMO_CONFIG)) == []
+    assert risky_settings(load_config(DEMO_CONFIG, {"trainer": {"max_steps": 4}})) == [], "a short try is one"
     assert risky_settings(configured()) == []
     assert risky_with_model(configured(), 2048, True) == []
 
