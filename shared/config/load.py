@@ -296,7 +296,7 @@ def _together(lines: list[str], file: Path | None) -> str:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_named(path, MAX_FILE_BYTES).decode())
+        return tomllib.loads(read_named(path, MAX_FILE_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(
             f"configuration file {path} does not exist: give another with --config or {CONFIG_FILE_VARIABLE}"

@@ -123,6 +123,11 @@ def test_an_unknown_key_is_answered_with_the_one_that_was_meant(tmp_path: Path, 
     assert words in str(refused.value)
 
 
+def test_a_file_with_a_byte_order_mark_as_some_editors_write_is_read(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_bytes(b'\xef\xbb\xbf[node]\nid = "gamma"\n[[tasks]]\ndataset = "gcd"\n')
+    assert load(tmp_path / "node.toml").node.id == "gamma"
+
+
 def test_the_names_that_other_trainers_use_lead_to_settings_that_there_are() -> None:
     for meant in {each for names in OTHER_NAMES.values() for each in names.split(" and ")}:
         section: Any = configured()
