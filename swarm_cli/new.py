@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,14 +54,33 @@ of `verifier`. `swarm task score` shows what it gives (docs/tasks.md).
 import re
 
 
+def found(text):
+    """{which}; without one all of it."""
+    {code}
+
+
 def accuracy(completions, answer, **columns):
-    """1 for each completion whose last number is the row's answer, else 0; None: does not apply."""
-    rewards = []
-    for completion, right in zip(completions, answer):
-        numbers = re.findall(r"-?\\d+(?:\\.\\d+)?", completion)
-        rewards.append(float(bool(numbers) and numbers[-1] == str(right)))
-    return rewards
+    """1 for each completion with the row's answer, else 0; None: does not apply."""
+    return [float(found(text) == found(str(right))) for text, right in zip(completions, answer)]
 '''
+STUBS = {
+    "final_number": (
+        "The last number in a text",
+        r'numbers = re.findall(r"-?\d+(?:\.\d+)?", text)',
+        "return numbers[-1] if numbers else text.strip()",
+    ),
+    "math": (
+        "What is in the last box of a text",
+        r'_, box, rest = text.rpartition("\\boxed{")',
+        'return (rest.rpartition("}")[0] if box else text).strip()',
+    ),
+    "exact": (
+        "What the last <answer> of a text holds",
+        '_, tag, rest = text.rpartition("<answer>")',
+        'return (rest.partition("</answer>")[0] if tag else text).strip()',
+    ),
+}
+"""What the reward of `swarm new` looks for, by the verifier that suits the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +100,8 @@ def new(
     model: Annotated[str, typer.Option(help="The model to train: a folder, or a hub name (OWNER/NAME) with --revision.")],
     data: Annotated[Path, typer.Option(help="Your questions and answers (docs/tasks.md).")],
     revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
+    question: Annotated[str, typer.Option(help="Column with the questions.  [default: found by its name]")] = "",
+    answer: Annotated[str, typer.Option(help="Column with the reference answers.  [default: found by its name]")] = "",
 ) -> None:
     """Write a folder with a configuration that suits your model and your questions, and a reward to
     begin with. `swarm up` in it trains.
@@ -99,20 +120,23 @@ def new(
         raise CommandError(f"{name} exists and is not empty: choose another name")
     check_named(model, revision)
     path = str(Path(model).absolute()) if Path(model).is_dir() else model
-    rows = read_rows(data)
+    columns = {name: column for name, column in (("question", question), ("answer", answer)) if column}
+    rows = read_rows(data, columns)
     section, context_tokens = _fitting(ModelSection(path=path, revision=revision), PROMPTS[rows.verifier])
-    lines = chosen(section, rows, context_tokens, Path(data).absolute())
+    lines = chosen(section, rows, context_tokens, {"path": str(data.absolute()), **columns})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PROJECT_FILE).write_text(_toml(lines))
-        (folder / REWARD_FILE).write_text(_REWARD.format(file=REWARD_FILE, config=PROJECT_FILE))
+        which, *code = STUBS[rows.verifier]
+        reward = _REWARD.format(file=REWARD_FILE, config=PROJECT_FILE, which=which, code="\n    ".join(code))
+        (folder / REWARD_FILE).write_text(reward if "re." in code[0] else reward.replace("import re\n\n\n", "\n"))
     except OSError as error:
         raise CommandError(f"{name}: cannot be written ({error_text(error)}): choose another folder") from None
     note(f"wrote {folder / PROJECT_FILE} and {folder / REWARD_FILE}")
     note(f"next: cd {name} && swarm up        (swarm config check looks at everything first)")
 
 
-def read_rows(data: Path) -> Rows:
+def read_rows(data: Path, columns: Mapping[str, str]) -> Rows:
     """Read the questions, and find the verifier that can read their reference answers.
 
     Raises:
@@ -123,7 +147,7 @@ def read_rows(data: Path) -> Rows:
     from shared.tasks.file_formats import FileSourceError
     from shared.tasks.file_source import load_rows
 
-    spec = TaskSpec(path=str(data))
+    spec = TaskSpec.model_validate({"path": str(data), **columns})
     try:
         rows = load_rows(spec)
         named = spec.model_copy(update={"dataset": rows.name})
@@ -171,7 +195,7 @@ def _fitting(model: ModelSection, system_prompt: str) -> tuple[ModelSection, int
     return (model if read_facts(prompted)().problems else prompted), facts.context_tokens
 
 
-def chosen(model: ModelSection, rows: Rows, context_tokens: int, data: Path) -> list[tuple[str, Any, str]]:
+def chosen(model: ModelSection, rows: Rows, context_tokens: int, source: Mapping[str, str]) -> list[tuple[str, Any, str]]:
     """The settings, each with its value and its reason."""
     import torch
 
@@ -209,7 +233,7 @@ def chosen(model: ModelSection, rows: Rows, context_tokens: int, data: Path) -> 
     else:
         lines.append(("generator.groups_per_call", 4, "a step's groups: fewer wait for less, and are fresher"))
     lines += [
-        ("eval.tasks", held_out, f"held out of {rows.questions:,} questions and never trained on"),
+        ("eval.tasks", held_out, f"held out of {rows.questions:,} different questions and never trained on"),
         ("eval.every_versions", 10, "steps between evaluations"),
         ("sampler.local", 4, "groups of a step"),
         ("sampler.external", 0, "a node of its own; remove both lines to share (docs/joining.md)"),
@@ -221,7 +245,8 @@ def chosen(model: ModelSection, rows: Rows, context_tokens: int, data: Path) -> 
         lines.append(("trainer.lora.rank", rank, f"adapters, since all weights need too much memory{need}"))
         lines.append(("trainer.learning_rate", rate * ADAPTER_FACTOR, "of adapters"))
     lines.append(("trainer.token_budget", budget, "padded tokens of a pass; less saves memory, with the same result"))
-    return [*lines, ("path", str(data), ""), ("verifier", rows.verifier, f'or of your own: reward = "{REWARD_FILE}:accuracy"')]
+    lines += [(key, value, "") for key, value in source.items()]
+    return [*lines, ("verifier", rows.verifier, f'or of your own: reward = "{REWARD_FILE}:accuracy"')]
 
 
 def _toml(lines: Sequence[tuple[str, Any, str]]) -> str:

@@ -215,9 +215,9 @@ def _chosen_checkpoint(source: Path, best: bool) -> tuple[Checkpoint, tuple[str,
         return read_checkpoint(source), ()
     store = CheckpointStore(source / CHECKPOINTS, keep=1, keep_best=True)
     if best:
-        evaluation = store.best()
+        evaluation = _best(source, store)
         if evaluation is None:
-            raise CheckpointError(f"{source} has no evaluated checkpoint: export the newest one, or wait for an evaluation")
+            raise CheckpointError(f"none of the checkpoints of {source} has an evaluation: export the newest one, without --best")
         if evaluation.step not in (there := store.steps()):
             others = f"there are those of steps {', '.join(map(str, there))}" if there else "there is none"
             raise CheckpointError(
@@ -230,6 +230,29 @@ def _chosen_checkpoint(source: Path, best: bool) -> tuple[Checkpoint, tuple[str,
     if newest is None:
         raise CheckpointError(f"{source} has no checkpoint: give a run's folder such as var/runs/<run>/<node> after its first one")
     return newest, (*broken, *_foreign_owner(source, newest))
+
+
+def _best(source: Path, store: CheckpointStore) -> BestEvaluation | None:
+    """The best evaluation, by the newest one's measure. The last policy is evaluated after its
+    trainer has ended, which therefore does not mark it.
+    """
+    there, marked = set(store.steps()), store.best()
+    reports = [report for line in eval_lines(source / EVAL_FILE) if (report := eval_report("node", line))]
+    found = [
+        BestEvaluation(
+            pass_rate=report.score,
+            policy_version=report.policy_version,
+            step=report.policy_version,
+            measure=evaluation_measure(report),
+        )
+        for report in reports
+        if report.n and report.policy_version and report.policy_version in there
+    ]
+    if not found:
+        return marked
+    newest = found[-1].measure
+    known = [each for each in (marked, *found) if each is not None and each.measure == newest]
+    return max(known, key=lambda each: each.pass_rate)
 
 
 def _foreign_owner(source: Path, checkpoint: Checkpoint) -> list[str]:

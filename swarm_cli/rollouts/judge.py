@@ -115,8 +115,8 @@ class Judge:
         """
         files = self._files_of(scored)
         if files is None:
-            return self._choice.name_for(scored.group.task.ref)
-        return " or ".join(sorted({spec.verifier for spec in files})) or UNKNOWN
+            return _shown(self._choice.name_for(scored.group.task.ref))
+        return " or ".join(sorted({_shown(spec.verifier) for spec in files})) or UNKNOWN
 
     def file(self, scored: ScoredGroup) -> str:
         """The file's name, without its folder, that a group's question is from: people do not know
@@ -140,17 +140,32 @@ class Judge:
         """The explanation of the reward of the answer at this place."""
         from shared.tasks.answers import extract_answer
 
-        read = extract_answer(text)
+        # A reward of a file gets all of the text.
+        read = text.strip() if self._by_reward_file(scored) else extract_answer(text)
         read = "no answer: only a thought, too long, or mostly white space" if read is None else read
         shown, passed = None if read == text.strip() else read, passes(scored, place)
         if scored.origin != "local" and passed is False and not self._partial_credit:
             return Judged(self.verifier(scored), shown, "counts as wrong", replaced=True)
         return Judged(self.verifier(scored), shown, marks(reward, passed))
 
+    def _by_reward_file(self, scored: ScoredGroup) -> bool:
+        from shared.reward_files import has_rewards
+
+        files = self._files_of(scored)
+        names = [self._choice.name_for(scored.group.task.ref)] if files is None else [spec.verifier for spec in files]
+        return any(map(has_rewards, names))
+
     def rules(self, scored: ScoredGroup) -> str:
         """A group's verifier, by which configuration, and what a near miss counts."""
         near = "" if scored.origin == "local" or self._partial_credit else NEAR_MISS
         return f"{self.verifier(scored)}{self._told_by}{near}"
+
+
+def _shown(verifier: str) -> str:
+    """The name of a verifier, or of rewards without their files' folders."""
+    from shared.reward_files import has_rewards, verifier_words
+
+    return verifier_words(verifier) if has_rewards(verifier) else verifier
 
 
 def marks(reward: float | None, passed: bool | None) -> str:

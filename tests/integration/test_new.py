@@ -69,7 +69,10 @@ def test_what_is_written_passes_every_check_and_has_the_verifier_that_reads_the_
     checked = _swarm(folder, "config", "check")
     assert checked.returncode == 0, checked.stderr
     assert "OK: 1 task source" in checked.stdout + checked.stderr
-    compile((folder / "rewards.py").read_text(), "rewards.py", "exec")
+    swap = (folder / "node.toml").read_text().replace(f'verifier = "{verifier}"', 'reward = "rewards.py:accuracy"')
+    (folder / "node.toml").write_text(swap)
+    tried = _swarm(folder, "config", "check")
+    assert tried.returncode == 0 and "warning" not in tried.stdout + tried.stderr, "the reward beside it pays the references"
 
 
 @pytest.mark.slow

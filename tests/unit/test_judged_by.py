@@ -44,6 +44,16 @@ def test_a_runs_answers_are_judged_by_the_configuration_that_it_was_started_with
     assert rules() == "reasoning_gym", "the demo's, with which it was started"
 
 
+def test_a_reward_of_a_file_is_named_without_its_folder_and_gets_all_of_the_text(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def short(answer, reference):\n    return 1.0\n")
+    judged = {}
+    for line in ('reward = "rewards.py:short"', 'verifier = "math"'):
+        (tmp_path / "ex.toml").write_text(f'[[tasks]]\ndataset = "gcd"\n{line}\n')
+        found = judge_of(load_config(Path("ex.toml")), Path("ex.toml"), "ex").of(scored(), 0, r"\boxed{19}, not 3", 1.0)
+        judged[line] = (found.verifier, found.read_as)
+    assert list(judged.values()) == [("reward rewards.py:short", None), ("math", "19")]
+
+
 def test_another_configuration_is_named_where_it_is_the_one_that_tells(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text('[[tasks]]\ndataset = "gcd"\nverifier = "math"\n')
     assert rules(Path("other.toml")) == "math (by other.toml; --config names another)"

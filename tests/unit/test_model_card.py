@@ -69,6 +69,20 @@ def test_an_export_tells_its_step_a_broken_newer_checkpoint_another_node_and_a_b
     assert len(export_policy(node, tmp_path / "better", best=True).notes) == 1
 
 
+@pytest.mark.slow
+def test_the_last_evaluation_which_comes_after_the_trainer_has_ended_counts_for_the_best(tmp_path: Path) -> None:
+    model = random_policy(0, tied=False)
+    node = trained(tmp_path / "monday" / "alpha", write_model_folder(tmp_path / "little", model), trainable_tensors(model))
+    with pytest.raises(CheckpointError, match="none of the checkpoints .* without --best"):
+        export_policy(node, tmp_path / "none", best=True)
+    measure = {"held_out": "a" * 64, "scorer": "b" * 64, "pass_rule": "c" * 64}
+    lines = [
+        {"policy_version": version, "n": 8, "pass_rate": rate, **measure} for version, rate in ((0, 0.25), (1, 0.5), (7, 0.75))
+    ]
+    (node / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert export_policy(node, tmp_path / "best", best=True).step == 1, "version 7 has no checkpoint"
+
+
 def test_a_best_checkpoint_that_is_gone_is_told_with_those_that_are_there(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / CHECKPOINTS, keep=3, keep_best=True)
     for step in (10, 20):
