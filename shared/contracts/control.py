@@ -269,7 +269,7 @@ class NodeRecord(Message, frozen=True, kw_only=True):
     """Encodings of groups that it reads (`SignedRollouts.encoding`), besides `none`."""
     wants_ids: bool = True
     wants_logprobs: bool = True
-    """Whether it uses the token ids and behaviour logprobs of others' groups."""
+    """Whether it uses the token ids and behaviour logprobs of foreign groups."""
 
 
 class ServiceStatus(Message, frozen=True, kw_only=True):

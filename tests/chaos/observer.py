@@ -70,7 +70,7 @@ class Observer:
     def status(self, role: str) -> ServiceStatus | None:
         """Return the last status of a role's newest process; None while nobody answers."""
         try:
-            entries = self.call(self.transport.kv.newest(subjects.node_bucket(self._node), 1024, f"status.{role}."), 10.0)
+            entries, _ = self.call(self.transport.kv.newest(subjects.node_bucket(self._node), 1024, f"status.{role}."), 10.0)
         except (TransportError, TimeoutError):
             return None
         return max((decode(each.value, ServiceStatus) for each in entries), key=lambda each: each.updated_at, default=None)

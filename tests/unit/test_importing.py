@@ -44,6 +44,6 @@ def test_what_was_off_before_stays_off() -> None:
 
 @pytest.mark.slow
 def test_a_scorer_imports_everything_without_a_full_collection_and_later_ones_pass_over_it() -> None:
-    how = "from shared.tasks.sandbox.worker import import_everything\nimport_everything(['reasoning_gym'], [])"
+    how = "from shared.tasks.sandbox.worker import import_everything\nimport_everything(['reasoning_gym'], [], [])"
     done = subprocess.run([sys.executable, "-c", COUNTED.format(how=how)], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["0", "True", "True"]
