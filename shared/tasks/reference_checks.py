@@ -207,6 +207,12 @@ WHY = {
 }
 
 
+FAILURES = frozenset({Mark.RAISED, Mark.NOT_A_NUMBER, Mark.TIMEOUT, Mark.KILLED})
+"""Marks of calls that failed; a reward file of which every tried call did is an error."""
+TIMEOUTS = 2
+"""Calls that do not return in time, after which no further one is tried."""
+
+
 LOCAL_ONLY = "an answer alone earns otherwise than in a group, so groups of other nodes are not taken in"
 
 
@@ -243,6 +249,8 @@ class Trial:
     local_only: bool = False
     """An answer's reward alone is not its reward in a group, so that it depends on the others that
     a sender chooses: no group of another node is taken in."""
+    group_failure: str = ""
+    """What a call with a group raised or returned, where each answer alone has a reward."""
 
     @property
     def built_in(self) -> bool:
@@ -251,8 +259,12 @@ class Trial:
 
     @property
     def unusable(self) -> bool:
-        """Check whether a reward's file cannot be loaded, or its function not be called."""
-        return self.own.refused and has_rewards(self.spec.verifier)
+        """Check whether a reward's file cannot be loaded, or every tried call of its function, or
+        the one with a group, fails.
+        """
+        if not has_rewards(self.spec.verifier):
+            return False
+        return self.own.refused or bool(self.group_failure) or all(each.mark in FAILURES for each in (self.own, *self.others))
 
     @property
     def figures(self) -> str:
@@ -283,14 +295,18 @@ class Trial:
         """Say what is wrong with these rewards, and what that means for the run; empty: nothing."""
         for tried in (self.own, *self.others):
             if tried.reward is None:
-                if self.unusable:
+                if tried.refused and self.unusable:
                     return tried.detail
                 why = WHY.get(tried.mark, tried.detail)
                 where = "for a reference answer, in the sandbox (no network, no files)"
                 becomes = (
                     "" if self.built_in else ": in a run, the reward of every such answer is unknown and it counts for nothing"
                 )
+                if "ModuleNotFoundError" in tried.detail:
+                    becomes += "; install the module in the environment that runs the node"
                 return f"{verifier_words(self.spec.verifier)} {why} {where}{becomes}"
+        if self.group_failure:
+            return f"{verifier_words(self.spec.verifier)} {self.group_failure}: in a run it is called with groups"
         if self.others and not any(differ(self.own.reward or 0.0, tried.reward or 0.0) for tried in self.others):
             paid = f"pays a task's reference {self.own.reward:g} and the references of {len(self.others)} other tasks as much"
             return f"{verifier_words(self.spec.verifier)} {paid}: a policy cannot learn from it"
@@ -337,30 +353,48 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
     others = list(dict.fromkeys(answer for _, answer in rest if answer.strip().casefold() != reference.strip().casefold()))
     found = [await _scored(pool, rules, ref, reference)]
     for other in others[:OTHERS]:
-        if found[-1].reward is None or (len(found) > 1 and differ(found[0].reward or 0.0, found[-1].reward)):
+        if _is_settled(found, has_rewards(spec.verifier)):
             break
         found.append(await _scored(pool, rules, ref, other))
     # Of a reward that says nothing, only the rewards of a run tell what passes.
     own, *tried = (replace(each, passed=rules.settled_pass(ref, each.reward, each.mark)) for each in found)
-    local_only = has_rewards(spec.verifier) and await _depends_on_others(pool, ref, [reference, *others[:OTHERS]])
-    if own.reward is None or own.passed is not None:
-        return Trial(spec, own, tried, local_only=local_only)
-    return Trial(spec, own, tried, await _distinct_rewards(pool, spec, ref, [reference, *others[:OTHERS]]), local_only)
+    trial = Trial(spec, own, tried)
+    if has_rewards(spec.verifier) and not trial.unusable:
+        local_only, failure = await _in_a_group(pool, ref, [reference, *others[:OTHERS]])
+        trial = replace(trial, local_only=local_only, group_failure=failure)
+    if own.reward is None or own.passed is not None or trial.unusable:
+        return trial
+    return replace(trial, rewards=await _distinct_rewards(pool, spec, ref, [reference, *others[:OTHERS]]))
 
 
-async def _depends_on_others(pool: ScorerPool, ref: TaskRef, texts: Sequence[str]) -> bool:
-    """Check whether an answer earns otherwise alone than in a group. The first text comes twice,
-    for rewards that look for copies.
+def _is_settled(found: Sequence[Tried], is_file: bool) -> bool:
+    """Check whether no other reference need be tried: two earn differently, or a call failed. Of a
+    file's reward, all must fail, or several not return in time, before it counts as unusable.
+    """
+    *former, newest = found
+    if newest.reward is not None:
+        return bool(former) and (former[0].reward is None or differ(former[0].reward, newest.reward))
+    fails_alike = is_file and not newest.refused and all(each.mark in FAILURES for each in found)
+    return not fails_alike or sum(each.mark is Mark.TIMEOUT for each in found) >= TIMEOUTS
+
+
+async def _in_a_group(pool: ScorerPool, ref: TaskRef, texts: Sequence[str]) -> tuple[bool, str]:
+    """Check whether an answer earns otherwise alone than in a group; or say why the call with the
+    group fails, if each alone has a reward. The first text comes twice, for rewards that look for
+    copies.
     """
     from shared.tasks.sandbox.jobs import ScoringJob
 
     group = [*texts, texts[0]]
     jobs = [ScoringJob(ref=ref, texts=each, urgent=True) for each in (group, *([text] for text in group))]
     together, *alone = await pool.run(jobs)
-    pairs = zip(together.rewards, [reward for each in alone for reward in each.rewards], strict=False)
+    by_itself = [reward for each in alone for reward in each.rewards]
+    if None not in by_itself and {*together.marks} in ({Mark.RAISED}, {Mark.NOT_A_NUMBER}):
+        return False, together.detail
     return any(
-        (one is None) != (other is None) or (one is not None and other is not None and differ(one, other)) for one, other in pairs
-    )
+        (one is None) != (other is None) or (one is not None and other is not None and differ(one, other))
+        for one, other in zip(together.rewards, by_itself, strict=False)
+    ), ""
 
 
 async def _distinct_rewards(pool: ScorerPool, spec: TaskSpec, ref: TaskRef, references: Sequence[str]) -> list[float]:

@@ -170,8 +170,8 @@ class RewardFunction:
         except BaseException as error:
             return Scored([None] * count, [Mark.RAISED] * count, f"raised {failure(error)}")
         if values is None or len(values) != count:
-            what = f"{type(returned).__name__} ({str(returned)[:40]})" if values is None else f"a list of {len(values)}"
-            told = f"returned {what}, where a list of {count} is needed, a reward for each completion"
+            what = f"{type(returned).__name__} ({str(returned)[:40]})" if values is None else f"{len(values)} rewards"
+            told = f"returned {what} for {count} completions, where a list with a reward for each is needed"
             return Scored([None] * count, [Mark.NOT_A_NUMBER] * count, told)
         read = [read_reward(value) for value in values]
         problem = next((problem for _, _, problem in read if problem), "")

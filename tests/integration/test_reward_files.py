@@ -82,6 +82,16 @@ def raises(completions):
 def few(completions):
     return [1.0] * (len(completions) - 1)
 
+def first_only(completions, **kwargs):
+    return [float(len(completions[0]))]
+
+def misses_module(completions):
+    import no_such_package
+    return [1.0] * len(completions)
+
+def raises_once(completions, answer):
+    return [float(int(completion) / (int(completion) - 1)) for completion in completions]
+
 def text(completions):
     return "1.0"
 
@@ -308,6 +318,10 @@ MISTAKES = {
     "import.py:one": "No module named 'no_such_package'",
     "wrong.py:always": "no function",
     "wrong.py:needs": "did you mean answer?",
+    "wrong.py:first_only": "returned 1 rewards for 6 completions",
+    "wrong.py:few": "returned 0 rewards for 1 completions",
+    "wrong.py:raises": "no such judge",
+    "wrong.py:misses_module": "install the module in the environment that runs the node",
 }
 
 
@@ -336,6 +350,14 @@ def test_config_check_tries_a_reward_file_and_warns_of_one_that_pays_everything(
     (folder / "node.toml").write_text(text)
     checked = CliRunner().invoke(app, ["config", "check", "--config", str(folder / "node.toml")])
     assert "wrong.py:defaults pays a task's reference 1" in checked.output
+
+
+@pytest.mark.slow
+def test_a_reward_file_whose_calls_fail_for_some_references_only_is_a_warning(folder: Path) -> None:
+    (folder / "node.toml").write_text(f'eval.tasks = 4\n[[tasks]]\npath = "{folder}/q.jsonl"\nreward = "wrong.py:raises_once"\n')
+    checked = CliRunner().invoke(app, ["config", "check", "--config", str(folder / "node.toml")])
+    assert checked.exit_code == 0, checked.output
+    assert "ZeroDivisionError" in checked.output and "warning" in checked.output
 
 
 def test_a_reward_is_found_beside_the_configuration_and_excludes_a_verifier(
