@@ -186,6 +186,22 @@ def test_a_run_with_steps_whose_rewards_are_all_unknown_ends_with_its_cause_and_
     assert read_steps(swarm.node_dir("alpha")) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [("return [1.0]", "returned 1 rewards for 6 completions"), ("import no_such_package", "No module named 'no_such_package'")],
+)
+async def test_a_verifier_does_not_start_with_a_reward_file_that_fails_at_every_group(
+    nats_server: MakeServer, tmp_path: Path, body: str, cause: str
+) -> None:
+    (tmp_path / "r.py").write_text(f"def score(completions, **kwargs):\n    {body}\n")
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question": f"{n}?", "answer": n}) + "\n" for n in range(40)))
+    tasks = [{"path": str(tmp_path / "q.jsonl"), "reward": f"{tmp_path}/r.py:score"}]
+    with pytest.raises(FatalError, match=cause):
+        async with verifier(configured("alpha", nats_server().url, tmp_path, None, tasks)):
+            pass
+
+
 KNOWS_FEW = "def mine(item):\n    return lambda answer: float(answer)"
 
 
