@@ -364,7 +364,11 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         trial = replace(trial, local_only=local_only, group_failure=failure)
     if own.reward is None or own.passed is not None or trial.unusable:
         return trial
-    return replace(trial, rewards=await _distinct_rewards(pool, spec, ref, [reference, *others[:OTHERS]]))
+    rewards = await _distinct_rewards(pool, spec, ref, [reference, *others[:OTHERS]])
+    if len(rewards) >= MANY:
+        # What a trial says of a pass holds from the first evaluation on.
+        rules.note(ref, rewards, [Mark.UNSAID] * len(rewards))
+    return replace(trial, rewards=rewards)
 
 
 def _is_settled(found: Sequence[Tried], is_file: bool) -> bool:

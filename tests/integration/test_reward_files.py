@@ -297,6 +297,26 @@ def test_a_reward_that_depends_on_the_other_answers_is_local_only(folder: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("use", "several"), [("graded.py:graded", True), ("forms.py:plain", False)])
+def test_that_no_pass_is_defined_holds_from_the_trial_on_however_few_rewards_an_evaluation_sees(
+    folder: Path, use: str, several: bool
+) -> None:
+    graded = "    return 1.0 if answer == reference else 0.5 if reference in answer else 0.0\n"
+    (folder / "graded.py").write_text(f"def graded(answer, reference):\n{graded}")
+    spec = source(folder, (use, 1.0))
+    rules, ref = PassRules([spec]), TaskRef(dataset=spec.dataset, seed=1, index=0)
+
+    async def tried() -> list[Trial]:
+        async with ScorerPool(workers=1, answer_timeout_s=20.0, memory_mb=4096, tasks=[spec]) as pool:
+            return await try_rewards(pool, [spec], rules)
+
+    (trial,) = asyncio.run(tried())
+    assert trial.awaits_pass is several
+    seen = (1.0 if several else 0.5, 0.0)
+    assert rules.passed(ref, seen, [Mark.UNSAID, Mark.UNSAID]) == (None if several else [True, False])
+
+
+@pytest.mark.slow
 def test_columns_have_the_names_of_the_file(folder: Path) -> None:
     rows = [{"problem": f"{number} + 1?", "solution": number + 1} for number in range(8)]
     (folder / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
