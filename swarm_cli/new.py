@@ -4,8 +4,8 @@ reward to begin with.
 
 from __future__ import annotations
 
-import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import PROJECT_FILE
+from swarm_cli.toml_view import toml_value
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -133,7 +134,7 @@ def new(
     except OSError as error:
         raise CommandError(f"{name}: cannot be written ({error_text(error)}): choose another folder") from None
     note(f"wrote {folder / PROJECT_FILE} and {folder / REWARD_FILE}")
-    note(f"next: cd {name} && swarm up        (swarm config check looks at everything first)")
+    note(f"next: cd {shlex.quote(name)} && swarm up        (swarm config check looks at everything first)")
 
 
 def read_rows(data: Path, columns: Mapping[str, str]) -> Rows:
@@ -255,6 +256,5 @@ def _toml(lines: Sequence[tuple[str, Any, str]]) -> str:
     for key, value, reason in lines:
         if key == "path":
             text += ["", "[[tasks]]"]
-        shown = f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-        text.append(f"{key} = {shown}" + (f"  # {reason}" if reason else ""))
+        text.append(f"{key} = {toml_value(value)}" + (f"  # {reason}" if reason else ""))
     return "\n".join(text) + "\n"

@@ -286,13 +286,13 @@ def alike_of_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The numbers of `alike_words` for the newest steps of `metrics.jsonl` with enough groups."""
     found = dict.fromkeys(ALIKE_KINDS, 0.0)
     for step in reversed(steps):
-        groups, alike, cut_off = step.get("groups_local"), step.get("alike_of"), step.get("cut_off_share")
-        if not isinstance(groups, int) or not isinstance(alike, dict):
+        groups, alike, cut_off = step.get("groups_local"), step.get("alike_of"), step.get("cut_off_share") or 0.0
+        if not isinstance(alike, dict) or not all(map(_is_number, (groups, cut_off, *alike.values()))):
             break
         for kind in ("right", "wrong", "alike"):
             found[kind] += alike.get(kind, 0)
         found["of"] += groups
-        found["cut_off"] += groups * (cut_off or 0.0)
+        found["cut_off"] += groups * cut_off
         if found["of"] >= 2 * FEWEST_GROUPS:
             break
     found["cut_off"] /= max(1.0, found["of"])

@@ -167,6 +167,13 @@ def test_a_few_groups_or_steps_of_an_earlier_version_are_not_judged() -> None:
     assert alike_words(alike_of_steps(steps(20, groups_local=4)), "alpha") == ""
 
 
+@pytest.mark.parametrize("odd", [{"groups_local": "4"}, {"alike_of": {"wrong": "4"}}, {"alike_of": "wrong"}, {"cut_off_share": "all"}])
+def test_a_record_that_holds_something_else_says_nothing_of_its_groups(odd: dict[str, Any]) -> None:
+    """It may have been copied here from anywhere."""
+    lines = steps(20, **{"groups_local": 4, "alike_of": {"wrong": 4}, "cut_off_share": 0.0} | odd)
+    assert alike_words(alike_of_steps(lines), "alpha") == ""
+
+
 def test_a_policy_that_was_sure_before_it_was_trained_has_not_collapsed() -> None:
     assert verdict(steps(entropy=0.01), rates(0.3, 0.31)).outcome is Outcome.UNCLEAR
 
