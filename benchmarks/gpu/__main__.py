@@ -27,7 +27,7 @@ PARTS = {
     "deltas": ("benchmarks.gpu.training", "check_deltas", 60),
     "publish": ("benchmarks.gpu.training", "check_publish", 60),
     "turns": ("benchmarks.gpu.turns", "check", 200),
-    "learning": ("benchmarks.gpu.learning", "check", 400),
+    "learning": ("benchmarks.gpu.learning", "check", 300),
 }
 """Name: module, function, deadline in seconds on a GPU."""
 CPU_PATIENCE = 4
@@ -42,7 +42,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"all by default: {', '.join(PARTS)}")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1; cpu tries the check itself and writes nothing")
-    parser.add_argument("--model", default="", help="a model folder instead of a random model of SmolLM2-135M's shapes")
+    parser.add_argument(
+        "--model",
+        default="",
+        help="a model folder, or one of the parts of a GGUF file (benchmarks/gpu/setting.py), instead of random weights",
+    )
     parser.add_argument("--short", action="store_true", help="a tiny model, seconds instead of minutes; writes nothing")
     parser.add_argument("--no-write", action="store_true", help=f"leave {TARGET} alone")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)

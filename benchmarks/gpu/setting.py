@@ -4,6 +4,9 @@ shapes of real ones.
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,8 +100,38 @@ def small_model(setting: Setting) -> tuple[str, Path]:
     SmolLM2's shapes.
     """
     if setting.model:
-        return Path(setting.model).name, Path(setting.model)
+        given = Path(setting.model)
+        folder = joined(given, setting.folder) if (given / SUMS).exists() else given
+        return folder.name, folder
     return random_model(setting, "tiny" if setting.short else "SmolLM2-135M")
+
+
+SUMS = "SHA256SUMS"
+
+
+def joined(parts: Path, into: Path) -> Path:
+    """Import a model's file from its parts, for machines that take files only up to a size; once.
+
+    parts: a folder of `<file>.part-00`, `-01` and so on (`split -d -b 40M model.gguf
+    model.gguf.part-`) and `SHA256SUMS`, one line of `sha256sum` about the whole file.
+
+    Raises:
+        ValueError: the parts do not make the file.
+    """
+    expected, name = (parts / SUMS).read_text().split()
+    whole = into / Path(name).name
+    out = whole.with_suffix("")
+    if out.exists():
+        return out
+    with whole.open("wb") as file:
+        for part in sorted(parts.glob(f"{whole.name}.part-*")):
+            file.write(part.read_bytes())
+    with whole.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise ValueError(f"the parts in {parts} make {whole.stat().st_size} bytes with SHA-256 {found}, not {expected}")
+    subprocess.run([sys.executable, "-m", "swarm_cli", "model", "import", str(whole), str(out)], check=True, timeout=120)
+    return out
 
 
 def random_model(setting: Setting, shape: str) -> tuple[str, Path]:

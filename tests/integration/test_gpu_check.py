@@ -4,6 +4,7 @@ CPU.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.__main__ import PARTS, TARGET, part_environment
-from benchmarks.gpu.setting import Finding, page
+from benchmarks.gpu.setting import SUMS, Finding, joined, page
 from tests.forked import Forked, run
 from tests.forked_commands import Commands
 
@@ -81,6 +82,16 @@ def test_a_part_that_cannot_run_is_a_failure_with_its_cause(python: Path, tmp_pa
     done = gpu_check(python, "resume", "--device", "cpu", "--short", "--model", str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert "failed: ended with code 1" in done.stdout and "nothing" in done.stdout
+
+
+def test_a_model_file_in_parts_that_do_not_make_it_is_refused(tmp_path: Path) -> None:
+    parts, into = tmp_path / "parts", tmp_path / "into"
+    parts.mkdir()
+    into.mkdir()
+    (parts / SUMS).write_text(f"{hashlib.sha256(b'one two').hexdigest()}  m.gguf\n")
+    (parts / "m.gguf.part-00").write_bytes(b"one ")
+    with pytest.raises(ValueError, match="4 bytes"):
+        joined(parts, into)
 
 
 def test_the_page_counts_bars_and_names_what_failed() -> None:
