@@ -167,7 +167,9 @@ def test_a_few_groups_or_steps_of_an_earlier_version_are_not_judged() -> None:
     assert alike_words(alike_of_steps(steps(20, groups_local=4)), "alpha") == ""
 
 
-@pytest.mark.parametrize("odd", [{"groups_local": "4"}, {"alike_of": {"wrong": "4"}}, {"alike_of": "wrong"}, {"cut_off_share": "all"}])
+@pytest.mark.parametrize(
+    "odd", [{"groups_local": "4"}, {"alike_of": {"wrong": "4"}}, {"alike_of": "wrong"}, {"cut_off_share": "all"}]
+)
 def test_a_record_that_holds_something_else_says_nothing_of_its_groups(odd: dict[str, Any]) -> None:
     """It may have been copied here from anywhere."""
     lines = steps(20, **{"groups_local": 4, "alike_of": {"wrong": 4}, "cut_off_share": 0.0} | odd)
