@@ -22,7 +22,7 @@ from torch import Tensor
 from services.trainer.checkpoint import LearnerState
 from services.trainer.gradient.bounded_step import InfluenceRules, Update, UpdateRecord, bounded_gradients
 from services.trainer.gradient.forward import plain_rows_reason
-from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, batch_logprobs, with_masks
+from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs, with_masks
 from services.trainer.parallel import ALONE, Parallel, split_optimizer_state, whole_optimizer_state
 from services.trainer.policy_model import load_policy_model, load_reference_model, separate_head
 from services.trainer.records import PhaseSeconds, StepRecord, trained_groups, trained_of
@@ -154,12 +154,13 @@ class Learner:
         `checkpoint`.
         """
         started = time.perf_counter()
-        preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel)
+        known: KnownLogprobs = {}
+        preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel, known)
         taken = take_in(preferred.batch, self.rules, self._earlier_groups)
-        intake, absurd = drop_absurd(self.model, taken, self.update_config, self._absurd_text, batch.seed, self._parallel)
+        intake, absurd = drop_absurd(self.model, taken, self.update_config, self._absurd_text, batch.seed, self._parallel, known)
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
-        updates = self._updates(intake)
+        updates = self._updates(intake, known)
         gradients = [update.gradient for update in updates]
         self.trained = trained_groups(batch, preferred.batch, intake, gradients, self.update_config)
         self._earlier_groups = after_batch(self._earlier_groups, batch, self.rules.capability)
@@ -220,14 +221,14 @@ class Learner:
         if self._device.type == "cuda" and "cuda" in state.random:
             torch.cuda.set_rng_state(state.random["cuda"], self._device)
 
-    def _updates(self, intake: Intake) -> list[Update]:
+    def _updates(self, intake: Intake, known: KnownLogprobs) -> list[Update]:
         groups, config = intake.groups, self.update_config
         started = time.perf_counter()
         proximal: BatchLogprobs | None = None
         reference: BatchLogprobs | None = None
         # Only these show what is dropped for its likelihood, which must not count in the divisor.
         if self._config.updates_per_batch > 1 or config.needs_proximal:
-            proximal = batch_logprobs(self.model, groups, config, self._parallel, counted=True)
+            proximal = batch_logprobs(self.model, groups, config, self._parallel, counted=True, known=known)
         if self._reference is not None:
             reference = batch_logprobs(self._reference, groups, config, self._parallel)
         before_s = time.perf_counter() - started

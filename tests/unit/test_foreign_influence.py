@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.trainer.gradient import bounded_step
 from services.trainer.gradient.bounded_step import (
     BoundedGradient,
     InfluenceRules,
@@ -49,10 +51,10 @@ class Step:
     intake: Intake
 
 
-def step_of(learner: Learner, groups: Sequence[ScoredGroup]) -> Step:
+def step_of(learner: Learner, groups: Sequence[ScoredGroup], rules: InfluenceRules | None = None) -> Step:
     intake = take_in(batch_of(1, groups), learner.rules)
     learner.model.zero_grad(set_to_none=True)
-    bounded = bounded_gradients(learner.model, intake.groups, learner.update_config, learner._influence)
+    bounded = bounded_gradients(learner.model, intake.groups, learner.update_config, rules or learner._influence)
     return Step(_gradient(learner), bounded, intake)
 
 
@@ -211,6 +213,54 @@ def test_a_batch_of_local_groups_has_the_gradient_it_always_had(learner: Learner
     accumulate_gradients(learner.model, found.intake.groups, learner.update_config)
     assert torch.equal(found.gradient, _gradient(learner))
     assert found.bounded.foreign_norm is None and found.bounded.local_norm == pytest.approx(float(found.gradient.norm()), rel=1e-4)
+
+
+def passes_with_gradient(learner: Learner, groups: Sequence[ScoredGroup], monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], Step]:
+    """How often a step passed each of its groups through the model with a gradient."""
+    passes: Counter[int] = Counter()
+
+    def counted(model: Any, groups: Any, numbers: Sequence[int], *rest: Any, **named: Any) -> Any:
+        passes.update(numbers)
+        return accumulate_part(model, groups, numbers, *rest, **named)
+
+    monkeypatch.setattr(bounded_step, "accumulate_part", counted)
+    # No honest group here is beyond this bound.
+    found = step_of(learner, groups, InfluenceRules(factor=4.0))
+    monkeypatch.undo()
+    return set(passes.values()), found
+
+
+def test_where_no_local_group_pulls_each_foreign_group_is_computed_once_and_again_only_if_one_is_scaled(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = [replace_origin(each) for each in honest_batch(0, count=6)]
+    passes, found = passes_with_gradient(learner, foreign, monkeypatch)
+    assert found.bounded.scales == {} and passes == {1}
+    learner.model.zero_grad(set_to_none=True)
+    accumulate_gradients(learner.model, found.intake.groups, learner.update_config)
+    assert torch.allclose(found.gradient, _gradient(learner), rtol=1e-4, atol=1e-6)
+    assert found.bounded.foreign_norm == pytest.approx(float(_gradient(learner).norm()), rel=1e-4)
+
+    passes, found = passes_with_gradient(learner, [*foreign, hostile(learner, "as long as allowed")], monkeypatch)
+    (number,) = found.bounded.scales
+    assert found.intake.authors[number][0] == "mallory" and passes == {2}
+    groups = [
+        replace(group, weight=group.weight * found.bounded.scales.get(index, 1.0))
+        for index, group in enumerate(found.intake.groups)
+    ]
+    learner.model.zero_grad(set_to_none=True)
+    accumulate_part(
+        learner.model,
+        groups,
+        range(len(groups)),
+        learner.update_config,
+        step_normaliser(found.intake.groups, learner.update_config),
+    )
+    assert torch.allclose(found.gradient, _gradient(learner), rtol=1e-4, atol=1e-6)
+
+
+def replace_origin(group: ScoredGroup) -> ScoredGroup:
+    return msgspec.structs.replace(group, origin="external")
 
 
 def test_turned_off_nothing_is_measured_and_the_gradient_is_the_plain_sum(learner: Learner) -> None:

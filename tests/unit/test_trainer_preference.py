@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,9 @@ from tests.integration.trainer_life import batch_of, node_config, scored_group, 
 SENDERS = ("beta", "beta", "gamma", "gamma", "delta", "delta")
 
 
-def new_learner(folder: Path) -> Learner:
+def new_learner(folder: Path, **trainer: int) -> Learner:
     model = tiny_policy(folder / "tiny")
-    return Learner(node_config(model, model.parent, trainer={"learning_rate": 1e-3}))
+    return Learner(node_config(model, model.parent, trainer={"learning_rate": 1e-3, **trainer}))
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,28 @@ def test_a_step_trains_on_the_chosen_groups_as_if_no_other_had_come(tmp_path: Pa
     assert record.reward_external == expected.reward_external
     after = told.policy()
     assert all(torch.equal(value, after[name]) for name, value in choosing.policy().items())
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_no_text_is_scored_twice_under_the_same_weights(tmp_path: Path, updates: int) -> None:
+    """Candidates are scored to be chosen, chosen ones to be checked, and what is trained on as the
+    proximal policy: all before the weights move.
+    """
+    choosing = new_learner(tmp_path, updates_per_batch=updates)
+    plain, positions = choosing.model.forward, 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal positions
+        positions += 0 if torch.is_grad_enabled() else named["input_ids"].numel()
+        return plain(*arguments, **named)
+
+    choosing.model.forward = counted
+    batch = candidates(choosing, "near")
+    for origin in ("external", "local") if updates > 1 else ("external",):
+        items = [item for item in batch.items if item.scored.origin == origin]
+        batch_logprobs(choosing.model, take_in(replace(batch, items=items), choosing.rules).groups, choosing.update_config)
+    needed, positions = positions, 0
+    assert choosing.step(batch).groups_left_out == 4 and positions == needed
 
 
 def test_without_a_preference_nothing_is_computed_and_nothing_left_out(learner: Learner) -> None:

@@ -9,16 +9,20 @@ those of text it might have produced. While the foreign part of the gradient is 
 local part, nothing is changed: the gradient is the plain sum of the micro-batches. If it is not,
 every foreign group's gradient is measured alone, and one beyond `factor` times a typical group is
 scaled down to a typical one. That costs two more passes over the foreign groups, only in such
-steps. While there are both local and foreign groups, a second copy of the gradients is kept.
+steps. Where no local group moves the policy there is nothing to be in proportion to: each foreign
+group is measured as it is added, and a second pass is made only if one is scaled down. While there
+are both local and foreign groups, a second copy of the gradients is kept.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -242,18 +246,24 @@ def bounded_gradients(
     if not rules.is_on:
         return step.bounded(part + step.add(foreign), local_norm)
     before = step.copied() if local else None
-    whole = part + step.add(foreign)
-    foreign_norm = step.norm(before)
-    scales: dict[int, float] = {}
     pulling = sum(groups[number].moves_policy for number in local)
-    if out_of_proportion(rules, local_norm or 0.0, pulling, foreign_norm, len(foreign)):
+    if pulling and local_norm is not None and local_norm > 0.0:
+        whole = part + step.add(foreign)
+        foreign_norm = step.norm(before)
+        if not out_of_proportion(rules, local_norm, pulling, foreign_norm, len(foreign)):
+            return step.bounded(whole, local_norm, foreign_norm)
         norms = []
         for number in foreign:
             step.put(None)
             step.add([number])
             norms.append(step.norm())
-        found = zip(foreign, foreign_scales(rules, local_norm or 0.0, pulling, norms), strict=True)
-        scales = {number: scale for number, scale in found if scale < 1.0}
+    else:
+        norms, added = step.add_measured(foreign)
+        whole, foreign_norm = part + added, step.norm()
+        step.put_sum(before)
+    found = zip(foreign, foreign_scales(rules, local_norm or 0.0, pulling, norms), strict=True)
+    scales = {number: scale for number, scale in found if scale < 1.0}
+    if scales or pulling:
         step.put(before)
         whole = part + step.add(foreign, scales)
     return step.bounded(whole, local_norm, foreign_norm, scales)
@@ -306,6 +316,23 @@ class _Step:
         parameters = self._parameters()
         for parameter, gradient in zip(parameters, gradients or [None] * len(parameters), strict=True):
             parameter.grad = gradient
+
+    def add_measured(self, numbers: Sequence[int]) -> tuple[list[float], GradientPart]:
+        """The norm of each group's gradient alone. Afterwards the gradients are the groups' sum."""
+        norms, parts, total = [], [], None
+        for number in numbers:
+            self.put(None)
+            parts.append(self.add([number]))
+            norms.append(self.norm())
+            self.put_sum(total)
+            total = [parameter.grad for parameter in self._parameters()]
+        return norms, reduce(operator.add, parts)
+
+    def put_sum(self, gradients: list[Tensor | None] | None) -> None:
+        """Add `gradients` to those that there are."""
+        for parameter, gradient in zip(self._parameters(), gradients or (), strict=bool(gradients)):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def norm(self, before: list[Tensor | None] | None = None) -> float:
         """Norm of the gradients, or of what was added to `before`."""

@@ -343,26 +343,52 @@ def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal
 
 
 def batch_logprobs(
-    model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE, *, counted: bool = False
+    model: nn.Module,
+    groups: Sequence[TokenGroup],
+    config: UpdateConfig,
+    parallel: Parallel = ALONE,
+    *,
+    counted: bool = False,
+    known: KnownLogprobs | None = None,
 ) -> BatchLogprobs:
     """Logprobs of every completion under the current `model`, without gradient; the same in all
     processes. counted: also of groups that take no part but count in the mean
-    (`UpdateConfig.is_scored`).
+    (`UpdateConfig.is_scored`). known: what these weights were asked before, which is not computed
+    again; what is computed is added to it.
 
     Called at the start of a batch it gives the proximal policy; with a frozen model, the reference.
     """
+    known = {} if known is None else known
+    scores = config.is_scored if counted else config.takes_part
+    unknown: list[TokenGroup] = []
+    for group in groups:
+        missing = [number for number in range(len(group.completions)) if _text(group, number) not in known]
+        if missing and scores(group):
+            unknown.append(group if len(missing) == len(group.completions) else group.only(missing))
+    for group, logprobs in zip(unknown, _computed_logprobs(model, unknown, config, parallel), strict=True):
+        known.update((_text(group, number), each) for number, each in enumerate(logprobs))
+    return [[known[_text(group, number)] for number in range(len(group.completions))] if scores(group) else [] for group in groups]
+
+
+KnownLogprobs = dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor]
+"""Logprobs of completions under one state of the weights, by the tokens of prompt and answer."""
+
+
+def _text(group: TokenGroup, completion: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(group.prompt_ids), tuple(group.completions[completion])
+
+
+def _computed_logprobs(model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel) -> BatchLogprobs:
     mine: dict[tuple[int, int], Tensor] = {}
     dtype = torch.float32
-    scores = config.is_scored if counted else config.takes_part
-    numbers = [number for number, group in enumerate(groups) if scores(group)]
-    for rows, counts in _micro_batches(model, groups, numbers, config, parallel):
+    for rows, counts in _micro_batches(model, groups, range(len(groups)), config, parallel):
         # Adapters' dropout would make it another policy, a different one at every call.
         with torch.no_grad(), evaluating(model), _autocast(rows, config):
             scored = _completion_logprobs(model, rows, config).logprobs.cpu()
         dtype = scored.dtype
         for row, (group, completion) in enumerate(rows.sequences if counts else []):
             mine[group, completion] = scored[row, : len(groups[group].completions[completion])]
-    lengths = [group.completion_lengths if scores(group) else [] for group in groups]
+    lengths = [group.completion_lengths for group in groups]
     # Each completion is computed by one process, so adding the others' zeros changes no bit.
     flat = [
         mine.get((g, c), torch.zeros(length, dtype=dtype))

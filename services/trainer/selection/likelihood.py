@@ -13,7 +13,7 @@ import msgspec
 from torch import nn
 
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, batch_logprobs
+from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.parallel import ALONE, Parallel
 from services.trainer.selection.intake import Intake, IntakeRules, take_in
 from shared.config.sections import TrainerSection
@@ -52,7 +52,13 @@ class AbsurdTextRules:
 
 
 def drop_absurd(
-    model: nn.Module, intake: Intake, config: UpdateConfig, rules: AbsurdTextRules, batch_seed: int, parallel: Parallel = ALONE
+    model: nn.Module,
+    intake: Intake,
+    config: UpdateConfig,
+    rules: AbsurdTextRules,
+    batch_seed: int,
+    parallel: Parallel = ALONE,
+    known: KnownLogprobs | None = None,
 ) -> tuple[Intake, Counter[str]]:
     """The intake without the foreign answers that are absurd under `model` in its current state,
     and their number by node.
@@ -65,7 +71,7 @@ def drop_absurd(
     looked_at = groups_to_check(intake, config, rules, batch_seed)
     if not looked_at:
         return intake, Counter()
-    logprobs = batch_logprobs(model, [intake.groups[index] for index in looked_at], config, parallel)
+    logprobs = batch_logprobs(model, [intake.groups[index] for index in looked_at], config, parallel, known=known)
     return without_absurd(intake, looked_at, logprobs, rules)
 
 
@@ -196,7 +202,14 @@ class LikelihoodRecord:
     absurd_of: dict[str, int] = field(default_factory=dict)
 
 
-def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateConfig, parallel: Parallel = ALONE) -> Preferred:
+def prefer(
+    model: nn.Module,
+    batch: Batch,
+    rules: IntakeRules,
+    config: UpdateConfig,
+    parallel: Parallel = ALONE,
+    known: KnownLogprobs | None = None,
+) -> Preferred:
     """Choose among the batch's foreign groups by its `preference`, under `model` in its current
     state.
 
@@ -205,7 +218,7 @@ def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateCon
     taken = candidates_of(batch, rules)
     if taken is None:
         return Preferred(batch=batch)
-    return prefer_by(batch, taken, batch_logprobs(model, taken.groups, config, parallel))
+    return prefer_by(batch, taken, batch_logprobs(model, taken.groups, config, parallel, known=known))
 
 
 def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
