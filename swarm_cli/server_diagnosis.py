@@ -1,9 +1,6 @@
 """Finds out why a NATS server is in trouble, from its greeting and its monitoring port: it hangs,
 or its disk is or was full, and it stores nothing until it is restarted. All processes fall silent
 at once then, and restarting those helps nobody.
-
-What answers at a monitoring port may be anything: another program, the server's port for clients,
-somebody who sends a byte a second or never ends.
 """
 
 from __future__ import annotations
@@ -12,14 +9,12 @@ import http.client
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from datetime import datetime
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from shared.plain_files import read_plain
 from shared.text import error_text, visible
@@ -138,9 +133,7 @@ def _greets(node_url: str) -> bool:
 
 TIMEOUT_S = 1.5
 """Less than the time between two scrapes."""
-_MOST_MIB = 16
-_LINES = {"http": (http.client.HTTPConnection, 80), "https": (http.client.HTTPSConnection, 443)}
-_EXAMPLE = "give http://HOST:8222"
+_MOST_BYTES = 16 * 2**20
 _NOTES_BYTES = 65_536
 
 
@@ -185,82 +178,16 @@ def health(monitor_url: str) -> tuple[str, str]:
         return str(told["status"]), str(told.get("error", ""))
 
 
-def certificate_end(varz: dict[str, Any]) -> float | None:
-    """Unix time at which a server's certificate expires, from its page /varz; None if it has none.
-    Raises ValueError if the value is not a date.
-    """
-    text = str(varz.get("tls_cert_not_after") or "")
-    # Go's zero time stands for no certificate.
-    return datetime.fromisoformat(text).timestamp() if text and not text.startswith("0001-") else None
-
-
-def monitor_address(url: str) -> SplitResult:
-    """The parts of a monitoring port's address. Raises TransportError if it is none."""
-    try:
-        parts = urlsplit(url)
-        if parts.scheme in _LINES and parts.hostname and parts.port != 0:
-            return parts
-    except ValueError:
-        pass
-    raise TransportError(f"this is no address of a monitoring port: {_EXAMPLE}")
-
-
 def answer(monitor_url: str, page: str, timeout_s: float) -> dict[str, Any]:
     """The JSON object that is a page of a monitoring port, whatever its status: that of /healthz is
-    503, with the same body, if the server is not healthy.
-
-    Raises:
-        TransportError: it is none, or did not come as a whole within `timeout_s`; the message does
-            not name `monitor_url`.
+    503, with the same body, if the server is not healthy. Raises TransportError if it is none.
     """
-    parts = monitor_address(monitor_url)
+    at = urlsplit(monitor_url)
+    line = http.client.HTTPConnection(at.hostname or "", at.port, timeout=timeout_s)  # directly: a proxy is elsewhere
     try:
-        text = _text(parts, f"{parts.path.rstrip('/')}/{page}", timeout_s)
-    except (OSError, ValueError) as error:
+        with closing(line):
+            line.request("GET", f"/{page}")
+            text = line.getresponse().read(_MOST_BYTES)
+    except (OSError, http.client.HTTPException) as error:
         raise TransportError(quote_server(error_text(error))) from None
-    except http.client.HTTPException as error:
-        if str(error).startswith("INFO "):  # a NATS server greets its clients so
-            raise TransportError(f"NATS clients connect to this port, it is not the monitoring port: {_EXAMPLE}") from None
-        raise TransportError(
-            f"what answers there is not a monitoring port ({quote_server(error_text(error))}): {_EXAMPLE}"
-        ) from None
     return answer_object(text, page)
-
-
-def _text(parts: SplitResult, path: str, timeout_s: float) -> bytes:
-    """The body of the answer. Connects directly: what is asked is inside, where proxies are not."""
-    ends = time.monotonic() + timeout_s
-    kind, port = _LINES[parts.scheme]
-    line = kind(parts.hostname or "", parts.port or port, timeout=timeout_s)
-    with closing(line):
-        line.connect()
-        with _cut_at(ends, line.sock):
-            line.request("GET", path, headers={"Connection": "close"})
-            with line.getresponse() as told:
-                text: bytes = told.read(_MOST_MIB * 2**20 + 1)
-    if len(text) > _MOST_MIB * 2**20:
-        raise ValueError(f"its answer has more than {_MOST_MIB} MiB")
-    return text
-
-
-@contextmanager
-def _cut_at(moment: float, line: socket.socket) -> Iterator[None]:
-    """End what the block reads at that moment, and raise TimeoutError: with a socket's own timeout,
-    each byte begins the wait for the next one anew.
-    """
-    overdue = threading.Event()
-
-    def cut() -> None:
-        overdue.set()
-        with suppress(OSError):
-            socket.socket.shutdown(line, socket.SHUT_RDWR)  # a TLS line's own would also take the session from its reader
-
-    timer = threading.Timer(max(0.0, moment - time.monotonic()), cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        if overdue.is_set():
-            raise TimeoutError("timed out")

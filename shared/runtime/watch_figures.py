@@ -26,10 +26,3 @@ class Figures:
         self.listening = Gauge(
             "swarm_nats_watch_listening", "1 while the watch is connected and listening, else 0.", registry=registry
         )
-        self.certificates = Gauge(
-            "swarm_nats_certificate_expiry_timestamp_seconds",
-            "Unix time at which the certificate that a NATS server presents now expires, as the server reports it; only with "
-            "`swarm nats watch --monitor`.",
-            ["server"],
-            registry=registry,
-        )

@@ -46,7 +46,6 @@ from swarm_cli.nats.account_list import (
     public_key_of,
 )
 from swarm_cli.nats.backup import backup
-from swarm_cli.nats.beside_server import reload_when_changed, watch_requests
 from swarm_cli.nats.report import report
 from swarm_cli.nats.restore import restore
 from swarm_cli.nats.server_config import (
@@ -59,6 +58,7 @@ from swarm_cli.nats.server_config import (
     render,
     render_accounts_only,
 )
+from swarm_cli.nats.watch import watch_requests
 from swarm_cli.replace_file import replace_file
 from swarm_cli.target import default_target, refuse_unnamed_server
 
@@ -67,7 +67,6 @@ nats_app = typer.Typer(
 )
 
 nats_app.command("watch")(watch_requests)
-nats_app.command("reload")(reload_when_changed)
 nats_app.command("report")(report)
 nats_app.command("backup")(backup)
 nats_app.command("restore")(restore)

@@ -23,8 +23,6 @@ from shared.contracts import subjects
 from shared.contracts.streams import prepare_node_streams
 from shared.identity.keys import SigningKey
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.transport.nats.connection import Options
-from swarm_cli.nats import beside_server
 from swarm_cli.server_diagnosis import answer
 from tests.integration.nats_users import raw
 from tests.nats_server import NatsServer, free_port
@@ -102,21 +100,6 @@ async def test_the_watch_counts_the_work_of_roles_and_operators_and_calls_none_o
             await asyncio.to_thread(watch.until, lambda: watch.figure("swarm_nats_watch_listening") == 1)
     finally:
         server.stop()
-
-
-async def test_the_watch_ends_if_it_no_longer_asks_for_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: object) -> None:  # in the place of what asks, which no server can make raise
-        raise RuntimeError("asking ended")
-
-    monkeypatch.setattr(beside_server, "follow_certificates", broken)
-    server = NatsServer(tmp_path).start()
-    options = Options(url=server.url, name="test")
-    try:
-        with pytest.raises(RuntimeError, match="asking ended"):
-            async with asyncio.timeout(DEADLINE_S):
-                await beside_server.watch(options, "127.0.0.1", free_port(), timeout_s=10.0, monitors=["http://127.0.0.1:9"])
-    finally:
-        server.kill()
 
 
 async def test_the_key_of_the_watch_can_do_nothing_but_listen(tmp_path: Path):

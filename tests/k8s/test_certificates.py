@@ -1,5 +1,5 @@
 """The servers' certificate is rotated by the steps of docs/kubernetes-change.md on three real
-servers of the rendered cluster, while a client is at work; the servers tell how long each lasts.
+servers of the rendered cluster, while a client is at work.
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ import nats.errors
 import pytest
 import yaml
 from nats.aio.subscription import Subscription
-from prometheus_client import CollectorRegistry
 
-from shared.runtime.watch_figures import Figures
 from shared.transport.base import AccessDenied
 from shared.transport.connect import connect
 from swarm_cli.k8s import certificates as made_certificates
 from swarm_cli.k8s.secret_objects import server_names
-from swarm_cli.nats.beside_server import certificate_ends, follow_certificates
-from swarm_cli.server_diagnosis import certificate_end
-from tests.k8s.manifests import K8S, find, kubernetes_pages, pod_of, render, with_kind, workloads
+from tests.k8s.manifests import K8S, kubernetes_pages, pod_of, render, with_kind, workloads
 from tests.k8s.rendered_server import RenderedServer
 from tests.secured_server import swarm
 
@@ -41,7 +37,6 @@ PAGE = kubernetes_pages()
 SECTION = PAGE.partition("\n## Rotate a certificate\n")[2].partition("\n### ")[0]
 OUTSIDE = "swarm.example.org"
 """A name for nodes outside the cluster."""
-FIGURE = "swarm_nats_certificate_expiry_timestamp_seconds"
 
 
 def documented(step: int) -> str:
@@ -104,9 +99,10 @@ def servers(folder: Path, tmp_path: Path) -> Iterator[list[RenderedServer]]:
         server.end()
 
 
-def varz(server: RenderedServer) -> dict[str, object]:
-    found: dict[str, object] = json.load(urllib.request.urlopen(f"{server.monitor}/varz", timeout=10))
-    return found
+def presented_until(server: RenderedServer) -> float:
+    """Unix time at which the certificate that the server presents now ends."""
+    varz = json.load(urllib.request.urlopen(f"{server.monitor}/varz", timeout=10))
+    return datetime.fromisoformat(varz["tls_cert_not_after"]).timestamp()
 
 
 async def until_routed(servers: list[RenderedServer]) -> None:
@@ -152,13 +148,10 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
     at_work = [await client(server) for server in servers]
     heard = await at_work[0].subscribe("work")
     await at_work[0].flush()
-    registry, stopping = CollectorRegistry(), asyncio.Event()
-    figures = Figures(registry)
 
     # 1. How long are they valid?
-    before = await asyncio.to_thread(certificate_ends, [server.monitor for server in servers])
-    assert len(before) == len(servers)
-    assert all(9 * 86_400 < ends - time.time() <= 10 * 86_400 for ends in before.values())
+    before = [await asyncio.to_thread(presented_until, server) for server in servers]
+    assert all(9 * 86_400 < ends - time.time() <= 10 * 86_400 for ends in before)
 
     # 2 and 3. A new one, the Secret, a reload of each.
     old, new = secret(folder), await asyncio.to_thread(apply, documented(2), folder)
@@ -171,17 +164,8 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
         await until_heard(at_work[-1], heard, server.name.encode())
 
     # 4. Look.
-    after = await asyncio.to_thread(certificate_ends, [server.monitor for server in servers])
-    assert all(ends - time.time() > 364 * 86_400 - 3600 for ends in after.values())
-    asking = asyncio.create_task(follow_certificates([server.monitor for server in servers], figures, stopping))
-    for _ in range(1500):
-        if registry.get_sample_value(FIGURE, {"server": "nats-2"}) is not None:
-            break
-        await asyncio.sleep(0.02)
-    stopping.set()
-    await asking
-    lasting = [(registry.get_sample_value(FIGURE, {"server": server.name}) or 0.0) for server in servers]
-    assert lasting == [after[server.name] for server in servers], "the server's own figure"
+    after = [await asyncio.to_thread(presented_until, server) for server in servers]
+    assert all(ends - time.time() > 364 * 86_400 - 3600 for ends in after)
     assert all(each.is_connected for each in at_work) and not lost, lost
     newcomer = await client(servers[0])
     for each in (*at_work, newcomer):
@@ -222,27 +206,6 @@ async def test_a_new_authority_takes_three_rounds_in_which_who_knows_both_is_alw
     assert rounds == [[True, True, False], [False, True, True], [False, True, True]]
 
 
-def test_a_server_without_tls_has_no_date_and_one_that_is_away_is_left_out() -> None:
-    assert certificate_end({}) is None and certificate_end({"tls_cert_not_after": "0001-01-01T00:00:00Z"}) is None
-    assert certificate_end({"tls_cert_not_after": "2027-01-01T00:00:00Z"}) == 1798761600.0
-    assert certificate_ends(["http://127.0.0.1:9", "http://no-such-host.invalid:8222"]) == {}
-
-
-def test_the_watch_asks_the_port_at_which_all_servers_tell_their_figures() -> None:
-    objects = render("cluster-watched")
-    watch = find(objects, "Deployment", "nats-watch")
-    arguments = watch["spec"]["template"]["spec"]["containers"][0]["args"]
-    monitor = arguments[arguments.index("--monitor") + 1]
-    (headless,) = [each for each in with_kind(objects, "Service") if f"http://{each['metadata']['name']}:8222" == monitor]
-    assert headless["spec"]["clusterIP"] == "None"
-    assert "http: 0.0.0.0:8222" in find(objects, "ConfigMap", nats_config(objects))["data"]["nats.conf"]
-
-
-def nats_config(objects: tuple[dict[str, object], ...]) -> str:
-    (name,) = [each["metadata"]["name"] for each in objects if str(each["metadata"]["name"]).startswith("nats-config-")]  # type: ignore[index]
-    return str(name)
-
-
 def test_cert_manager_makes_the_secret_that_the_servers_mount_for_their_names_and_renews_it_before_the_alert() -> None:
     objects = render("cluster-cert-manager")
     certificates = {each["spec"]["secretName"]: each["spec"] for each in with_kind(objects, "Certificate")}
@@ -253,7 +216,7 @@ def test_cert_manager_makes_the_secret_that_the_servers_mount_for_their_names_an
     assert [*server["dnsNames"], *server["ipAddresses"]] == server_names("swarm", ())
     assert {"server auth", "client auth"} <= set(server["usages"])
     rules = (K8S / "components/monitoring/rules/swarm.yaml").read_text()
-    warned = re.search(r"swarm_nats_certificate_expiry_timestamp_seconds - time\(\)\)\s+< (\d+) \* 86400", rules)
+    warned = re.search(r"swarm_certificate_expiry_timestamp_seconds - time\(\)\)\s+< (\d+) \* 86400", rules)
     assert warned is not None and int(server["renewBefore"].removesuffix("h")) > int(warned[1]) * 24
     for workload in workloads(objects):
         for volume in pod_of(workload)["volumes"]:

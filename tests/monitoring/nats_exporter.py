@@ -16,7 +16,7 @@ from typing import Any
 
 from shared.transport.base import TransportError
 from shared.transport.nats.answers import readable
-from swarm_cli.server_diagnosis import TIMEOUT_S, answer, certificate_end, health
+from swarm_cli.server_diagnosis import TIMEOUT_S, answer, health
 
 _STREAM = {"total_messages": "messages", "total_bytes": "bytes", "first_seq": "first_seq", "last_seq": "last_seq"}
 _STREAM |= {"consumer_count": "consumer_count", "subject_count": "num_subjects"}
@@ -52,8 +52,6 @@ def _exposition(varz: dict[str, Any], jsz: dict[str, Any], status: str) -> str:
     """The figures of the server that gave these answers."""
     name = varz["server_name"]
     lines = [_line(f"nats_varz_{key}", value, {"server_id": name}) for key, value in _numbers(varz)]
-    if (ends := certificate_end(varz)) is not None:  # the exporter leaves it out; in a cluster `swarm nats watch` has it
-        lines.append(_line("swarm_nats_certificate_expiry_timestamp_seconds", ends, {"server": name}))
     lines.append(_line("nats_healthz_status_value", float(status == "ok"), {"server_id": name, "value": status}))
     lines += _jetstream(jsz, name)
     return "\n".join(lines) + "\n"
