@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.identity.roster import RosterError
 from shared.roles import OBSERVER, OPERATOR
 from shared.text import error_text
 from swarm_cli.console import note
@@ -26,15 +23,7 @@ from swarm_cli.k8s.key_state import (
     complete_certificates,
     complete_keys,
     contents,
-    folder_files,
-    found_files,
-    is_installed,
-    known_nodes,
     left_out,
-    listed,
-    lost,
-    observer_is_lost,
-    put_existing,
     remember,
     remembered_domain,
     remembered_guests,
@@ -47,7 +36,6 @@ from swarm_cli.k8s.secret_objects import (
     ANNOTATION_BYTES,
     MOST_BYTES,
     ROSTER_FILE,
-    Expected,
     annotation_bytes,
     as_objects,
     as_yaml,
@@ -65,7 +53,6 @@ k8s_app.command()(check)
 STANDARD = "-"
 NODE_CONNECTIONS = 18
 """For 8 verifiers, the most that an autoscaler in k8s/components starts."""
-KEYS = Path("keys")
 RESERVED = {
     OPERATOR: "the name of the user with all rights",
     OBSERVER: "the name of the user that only looks",
@@ -85,14 +72,7 @@ def secrets(
         ),
     ] = None,
     out: Annotated[str, typer.Option(help="File to write, readable only by its owner, or - to print.")] = STANDARD,
-    keys: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the keys; missing ones are made.  [default: keys, or none with --existing]"),
-    ] = None,
-    existing: Annotated[
-        str,
-        typer.Option(help="What the cluster has, a file or -: the output of `kubectl get secrets,configmaps -o json`."),
-    ] = "",
+    keys: Annotated[Path, typer.Option(help="Folder of the keys; missing ones are made.")] = Path("keys"),
     cert_manager: Annotated[
         bool,
         typer.Option("--cert-manager", help="Leave certificates to cert-manager: print neither nats-server-tls nor nats-ca."),
@@ -100,114 +80,47 @@ def secrets(
     server_name: Annotated[
         list[str] | None, typer.Option(help="Another name or address of the servers, for their certificate; may be repeated.")
     ] = None,
-    renew_certificate: Annotated[
-        bool,
-        typer.Option("--renew-certificate", help="Renew the servers' certificate now, for the names of this command alone."),
-    ] = False,
     domain: Annotated[str, typer.Option(help="With nats-expose: hub, for sites with their own servers (kept in domain.txt).")] = "",
     node_connections: Annotated[
         int, typer.Option(min=2, help="Connections that one node may have on the swarm plane: two per verifier plus two.")
     ] = NODE_CONNECTIONS,
     namespace: Annotated[str, typer.Option(help="The overlay's namespace.")] = "swarm",
-    new: Annotated[
-        bool, typer.Option("--new", help="With --existing: the cluster has nothing of the swarm yet, so make every key.")
-    ] = False,
 ) -> None:
     """Print every Secret and ConfigMap that the cluster overlay's pods mount but the repository
     does not hold: keys, accounts, certificates and the roster.
 
-    Their source is the folder of keys or, with --existing, the cluster itself. You can run this
-    again at any time: it prints the same, adds keys for a new node, and renews a certificate that
-    expires within 30 days or lacks a name, with the same key. New keys are named on standard error;
-    with --existing only added nodes get new keys, unless --new says that the cluster has nothing
-    yet. Apply the output with `kubectl apply --server-side --filename -`.
+    Their source is the folder of keys. You can run this again at any time: it prints the same, adds
+    keys for a new node, and renews a certificate that expires within 30 days or lacks a name, with
+    the same key. New keys are named on standard error. Apply the output with `kubectl apply
+    --server-side --filename -`.
     """
     named, given = split_nodes(nodes) if nodes is not None else ([], {})
     if taken := sorted(RESERVED.keys() & {*named, *given}):
         raise CommandError(f"no node may be called {taken[0]!r}, {RESERVED[taken[0]]}: rename the node")
     if unlabelled := [name for name in named if name.endswith("-")]:
         raise CommandError(f"--nodes {unlabelled[0]!r}: no label of Kubernetes ends in a hyphen: rename the node")
-    if cert_manager and renew_certificate:
-        raise CommandError("--renew-certificate: with --cert-manager, cert-manager renews the certificate: give one of the two")
     names = server_names(checked_namespace(namespace), [checked_server_name(name) for name in server_name or []])
     checked_domain(domain)
-    with _folder(keys or (None if existing else KEYS)) as folder:
-        chosen = named or remembered_nodes(folder)
+    with _one_at_a_time(keys):
+        chosen = named or remembered_nodes(keys)
         wanted = expected(chosen, cert_manager=cert_manager)
-        found, installed = _found(existing, wanted, namespace) if existing else ({}, False)
-        if observer_is_lost(folder, found.get(ACCOUNTS_FILE, "")):
-            raise CommandError("the cluster's servers admit spectators by a key that is missing here: name its folder with --keys")
-        if installed or (existing and not new):
-            _refuse_lost(wanted, found, folder, namespace, installed=installed)
-        guests = remembered_guests(folder, chosen, given)
+        guests = remembered_guests(keys, chosen, given)
         accounts: dict[str, str | None] = {**dict.fromkeys(chosen), **guests}
-        put_existing(folder, found)
-        if made_keys := complete_keys(folder, chosen):
+        if made_keys := complete_keys(keys, chosen):
             note(f"new keys: {', '.join(made_keys)}")
-        kept_domain = remembered_domain(folder, domain)
+        kept_domain = remembered_domain(keys, domain)
         made = {
-            ACCOUNTS_FILE: accounts_text(folder, accounts, node_connections, kept_domain),
-            ROSTER_FILE: roster_text(folder, chosen, found.get(ROSTER_FILE, "")),
+            ACCOUNTS_FILE: accounts_text(keys, accounts, node_connections, kept_domain),
+            ROSTER_FILE: roster_text(keys, chosen),
         }
         if not cert_manager:
-            for line in complete_certificates(folder, names, datetime.now(UTC), renew=renew_certificate):
+            for line in complete_certificates(keys, names, datetime.now(UTC)):
                 note(line)
-            if keys is None and existing and (folder / "ca.key").exists():
-                note("the new authority's key is not saved, so it cannot sign another certificate: to save it, give --keys")
-        if others := left_out(folder, accounts, found.get(ACCOUNTS_FILE, "")):
+        if others := left_out(keys, accounts):
             note(f"not among --nodes, so the servers will refuse them after the next reload: {', '.join(others)}")
-        remember(folder, chosen, guests, kept_domain)
-        objects = as_objects(wanted, contents(folder, [file for each in wanted for file in each.files.values()], made), namespace)
+        remember(keys, chosen, guests, kept_domain)
+        objects = as_objects(wanted, contents(keys, [file for each in wanted for file in each.files.values()], made), namespace)
     _deliver(objects, out)
-
-
-def _found(existing: str, wanted: Sequence[Expected], namespace: str) -> tuple[dict[str, str], bool]:
-    """The texts that a cluster has, by file, from kubectl's list of objects; and whether it has
-    anything of a swarm.
-    """
-    try:
-        text = sys.stdin.read() if existing == STANDARD else Path(existing).read_text()
-        objects = listed(text)
-        return found_files(objects, wanted, namespace), is_installed(objects, namespace)
-    except OSError as error:
-        raise CommandError(f"--existing {existing}: {error.strerror}: give the file that kubectl wrote") from None
-    except ValueError as error:
-        raise CommandError(
-            f"--existing {existing}: {error}: give what `kubectl -n {namespace} get secrets,configmaps -o json` prints"
-        ) from None
-
-
-def _refuse_lost(wanted: Sequence[Expected], found: Mapping[str, str], folder: Path, namespace: str, *, installed: bool) -> None:
-    """Refuse to replace a running swarm's keys, which may be missing only because the list is
-    incomplete. If nothing is `installed`, the folder must have every key.
-    """
-    file = folder / ROSTER_FILE
-    try:
-        known = known_nodes(wanted, found, file.read_text() if file.exists() else "")
-    except (RosterError, OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"the cluster's roster or {file}: {error_text(error)}") from None
-    has = {*found, *folder_files(folder)}
-    missing = (
-        lost(wanted, has, known) if installed else lost(wanted, has | {ACCOUNTS_FILE, ROSTER_FILE}, {each.node for each in wanted})
-    )
-    if not missing:
-        return
-    command = f"`kubectl -n {namespace} get secrets,configmaps -o json`"
-    if installed:
-        what, remedy = f"the list of namespace {namespace} lacks {', '.join(missing)}", "name a folder with their keys with --keys"
-    else:
-        what, remedy = f"the list has nothing of a swarm in namespace {namespace}", "for a first installation add --new"
-    raise CommandError(f"{what}, and a key that may be in use is never replaced: list everything, with {command}, or {remedy}")
-
-
-@contextmanager
-def _folder(keys: Path | None) -> Iterator[Path]:
-    if keys is not None:
-        with _one_at_a_time(keys):
-            yield keys
-        return
-    with tempfile.TemporaryDirectory(prefix="swarm-keys-") as folder:
-        yield Path(folder)
 
 
 @contextmanager

@@ -1,34 +1,19 @@
-"""The folder of keys that `swarm k8s secrets` makes, completes and remembers, and what a cluster
-already has of it.
-"""
+"""The folder of keys that `swarm k8s secrets` makes, completes and remembers."""
 
 from __future__ import annotations
 
-import base64
-import json
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from shared.identity import keys
 from shared.identity.roster import RosterEntry, RosterError, parse_roster
 from shared.plain_files import read_named
-from shared.roles import OBSERVER, OPERATOR, WATCH
+from shared.roles import OPERATOR, WATCH
 from shared.text import error_text
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
-from swarm_cli.k8s.secret_objects import (
-    ACCOUNTS_FILE,
-    AUTHORITY,
-    ROSTER_FILE,
-    SERVER_TLS,
-    SIGNING,
-    Expected,
-    names_of_other_namespaces,
-    not_names,
-)
+from swarm_cli.k8s.secret_objects import ROSTER_FILE, SIGNING
 from swarm_cli.nats.account_list import (
     NODE_KEYS,
     Plane,
@@ -140,143 +125,10 @@ def _remembered_text(file: Path) -> str:
         raise CommandError(f"{file} cannot be read ({error_text(error)}): correct it, or give what it holds") from None
 
 
-_TRUSTED = "ca.crt"
-"""The only certificate file that clients hold too, so it must not be lost; the rest can be made
-again."""
-_ENTRIES = frozenset(("node.nk", "swarm.nk", "watch.nk", ACCOUNTS_FILE, ROSTER_FILE))
-"""Entries that only a swarm's Secrets and ConfigMaps have, however they were made."""
-Objects = Sequence[Mapping[str, Any]]
-
-
-def listed(text: str) -> list[dict[str, Any]]:
-    """The objects of a JSON list.
-
-    Raises:
-        ValueError: it is not a list of objects with kinds, names and entries.
-    """
-    if not text.strip():
-        raise ValueError("it is empty, which happens if kubectl failed")
-    try:
-        found = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    kind = found.get("kind") if isinstance(found, dict) else None
-    if not isinstance(kind, str) or not kind.endswith("List") or not isinstance(found.get("items"), list):
-        raise ValueError("it is not a List of objects")
-    for number, each in enumerate(found["items"], 1):
-        if problem := _problem(each):
-            raise ValueError(f"object {number} of the list {problem}")
-    return list(found["items"])
-
-
-def found_files(objects: Objects, wanted: Iterable[Expected], namespace: str) -> dict[str, str]:
-    """The texts of the key folder's files that objects in `namespace` hold, by file.
-
-    Raises:
-        ValueError: an object is listed twice, or an entry is not text in base64.
-    """
-    held: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for each in objects:
-        name = (each["kind"], each["metadata"]["name"])
-        if each["metadata"].get("namespace") != namespace:
-            continue
-        if name in held:
-            raise ValueError(f"{' '.join(name)} is in it twice")
-        held[name] = each
-    found: dict[str, str] = {}
-    for expected in wanted:
-        entries = held.get((expected.kind, expected.name), {}).get("data") or {}
-        for key, file in expected.files.items():
-            if key in entries:
-                found[file] = _entry_text(entries[key], expected, key)
-    return found
-
-
-def is_installed(objects: Objects, namespace: str) -> bool:
-    """Return whether `namespace` has anything of a swarm, even of nodes that were not named."""
-    return any(
-        each["metadata"].get("namespace") == namespace and not _ENTRIES.isdisjoint(each.get("data") or {}) for each in objects
-    )
-
-
-def known_nodes(wanted: Iterable[Expected], found: Mapping[str, str], roster: str) -> set[str]:
-    """Nodes that exist already: `roster` or the cluster's roster lists them, the servers have an
-    account for them, or one of their Secrets exists.
-
-    Raises:
-        RosterError: a roster is not valid.
-    """
-    with_secrets = {each.node for each in wanted if each.node and any(file in found for file in each.files.values())}
-    in_roster = {*parse_roster(roster), *parse_roster(found.get(ROSTER_FILE, ""))}
-    return with_secrets | in_roster | accounts_nodes(found.get(ACCOUNTS_FILE, ""))
-
-
-def lost(wanted: Iterable[Expected], has: Collection[str], known: Collection[str]) -> list[str]:
-    """Objects, such as `Secret alpha-trainer`, that a running swarm needs but that lack a file in
-    `has`. Nodes not in `known` are being added and need none yet.
-    """
-    return [
-        f"{each.kind} {each.name}"
-        for each in wanted
-        if (not each.node or each.node in known)
-        and not all(file in has for file in each.files.values() if each.name not in (SERVER_TLS, AUTHORITY) or file == _TRUSTED)
-    ]
-
-
-def _problem(each: object) -> str:
-    """Why this is not a Kubernetes object; empty if it is one."""
-    metadata = each.get("metadata") if isinstance(each, dict) else None
-    if not isinstance(each, dict) or not isinstance(metadata, dict):
-        return "has no metadata"
-    if not isinstance(each.get("kind"), str) or not isinstance(metadata.get("name"), str):
-        return "has no kind or no name"
-    data = each.get("data")
-    if data is not None and not (isinstance(data, dict) and all(isinstance(text, str) for text in data.values())):
-        return "has data that does not map names to texts"
-    return ""
-
-
-def _entry_text(text: str, each: Expected, key: str) -> str:
-    secret = each.kind == "Secret"
-    try:
-        return (base64.b64decode(text, validate=True) if secret else text.encode()).decode()
-    except ValueError:
-        raise ValueError(f"{each.kind} {each.name}: {key} is not text{' in base64' if secret else ''}") from None
-
-
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 SET_ASIDE = "old"
 """Folder within the key folder for files that were replaced (docs/kubernetes-start.md)."""
 _MOST_BYTES = 16 * 2**20
-_BLOCKS = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-_DROP = "--renew-certificate drops every name that is not asked for"
-
-
-def put_existing(folder: Path, found: Mapping[str, str]) -> None:
-    """Copy the cluster's files into the folder. A key in both must be the same: neither is
-    replaced.
-
-    Raises:
-        CommandError: the keys differ, the cluster's is not a key, or the two authorities have no
-            certificate in common.
-    """
-    for file, text in found.items():
-        path = folder / file
-        if file.endswith(".nk"):
-            seed = text.strip()
-            if not keys.is_seed(seed):
-                raise CommandError(f"the cluster's Secret for {file} does not hold a key: restore it, or delete it and give --keys")
-            if not path.exists():
-                keys.create(path, seed.encode())
-            elif _text(path).strip() != seed:
-                raise CommandError(f"{path} and the cluster's Secret are different keys: move the file away, or delete that Secret")
-        elif file in (_CERTIFICATE, _KEY, _AUTHORITY) and not path.exists():
-            _write(path, text)
-        elif file == _AUTHORITY and not set(_BLOCKS.findall(text)) & set(_BLOCKS.findall(_text(path))):
-            raise CommandError(
-                f"{path} is another authority than the cluster's, so no client would trust the servers: give the cluster's folder, "
-                'or change the authority in rounds (docs/kubernetes-change.md, "Rotate a certificate")'
-            )
 
 
 def complete_keys(folder: Path, nodes: Sequence[str]) -> list[str]:
@@ -303,16 +155,15 @@ def accounts_text(folder: Path, nodes: Mapping[str, str | None], node_connection
     return render_accounts_only(accounts, watch_key=keys.load(key_file(folder, OPERATOR, WATCH)).public_key, domain=domain)
 
 
-def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
-    """The roster: the lines of `nodes`, and those of other nodes in the folder's roster or in
-    `existing`.
+def roster_text(folder: Path, nodes: Sequence[str]) -> str:
+    """The roster: the lines of `nodes`, and those of other nodes in the folder's roster.
 
     Raises:
         CommandError: a roster cannot be used.
     """
     try:
         file = folder / ROSTER_FILE
-        entries = parse_roster(existing) | (parse_roster(_text(file)) if file.exists() else {})
+        entries = parse_roster(_text(file)) if file.exists() else {}
         for node in nodes:
             public_key = keys.load(key_file(folder, node, SIGNING)).public_key
             entries[node] = RosterEntry(node, public_key, entries[node].note if node in entries else "")
@@ -323,24 +174,23 @@ def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
     return text
 
 
-def complete_certificates(folder: Path, names: Sequence[str], now: datetime, *, renew: bool = False) -> list[str]:
+def complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> list[str]:
     """Make the authority and the servers' certificate if they are missing, and renew the
     certificate, with the same key, if it expires soon or lacks one of `names`. A new certificate
-    keeps the names of the one it replaces, but not with `renew`, which renews it always and for
-    `names` alone. Returns lines to print.
+    keeps the names of the one it replaces. Returns lines to print.
 
     Raises:
         CommandError: an irreplaceable file is missing, or a file cannot be read.
     """
     try:
-        return list(_complete_certificates(folder, names, now, renew=renew))
+        return list(_complete_certificates(folder, names, now))
     except certificates.CertificateError as error:
         raise CommandError(f"a certificate or key in {folder}: {error}") from None
     except OSError as error:
         raise CommandError(f"{error.filename}: {error.strerror}: give this user access to it") from None
 
 
-def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *, renew: bool) -> Iterator[str]:
+def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> Iterator[str]:
     """If the authority's key is missing, which may be on purpose, the existing files are used as
     they are.
     """
@@ -360,29 +210,19 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
     if (ends := certificates.read(_text(authority)).not_after) - now < certificates.RENEWED_WITHIN:
         yield f'{authority} expires on {ends:%Y-%m-%d}: replace it in rounds (docs/kubernetes-change.md, "Rotate a certificate")'
     reason = _why_anew(certificate, key, authority, names, now)
-    if renew and certificate.exists():
-        reason = reason or "is renewed as --renew-certificate asks"
-    others = sorted(certificates.read(_text(certificate)).names - set(names)) if certificate.exists() else []
     if not reason:
-        if elsewhere := names_of_other_namespaces(others):
-            yield f"{certificate} also has {', '.join(elsewhere)}, of another namespace than --namespace: {_DROP}"
-        if no_names := not_names(others):
-            yield f"{certificate} also has {', '.join(map(repr, no_names))}, which no server can have: {_DROP}"
         return
     if authority_key.exists():
+        others: list[str] = []
         if certificate.exists():
             of_key = "with the same key" if key.exists() else "with a new key"
             yield f"{certificate} {reason}: renewed {of_key}; servers use it from their next reload on"
-        if others and renew:
-            yield f"{certificate} no longer has the names {', '.join(others)}"
-        elif others:
-            yield f"{certificate} keeps the names {', '.join(others)}: {_DROP}"
+            others = sorted(certificates.read(_text(certificate)).names - set(names))
+        if others:
+            yield f"{certificate} keeps the names {', '.join(others)}: to drop them, move it away and run this again"
         if not key.exists():
             _write(key, certificates.new_key())
-        wanted = names if renew else [*names, *others]
-        _write(certificate, certificates.server(_text(key), wanted, _text(authority), _text(authority_key), now))
-    elif renew:
-        raise CommandError(f"--renew-certificate: {authority_key} is missing to sign a certificate: put it into {folder}")
+        _write(certificate, certificates.server(_text(key), [*names, *others], _text(authority), _text(authority_key), now))
     elif certificate.exists() and key.exists():
         yield (
             f"{certificate} {reason}, and {authority_key}, which could sign a new one, is missing, so it stays as it is: put "
@@ -410,12 +250,11 @@ def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str
     return f"lacks the name {', '.join(missing)}" if missing else ""
 
 
-def left_out(folder: Path, nodes: Collection[str], accounts: str) -> list[str]:
-    """Nodes that have keys in the folder or an account in `accounts` but are not in `nodes`. What
-    was moved into `SET_ASIDE` is no node's.
+def left_out(folder: Path, nodes: Collection[str]) -> list[str]:
+    """Nodes that have keys in the folder but are not in `nodes`. What was moved into `SET_ASIDE` is
+    no node's.
     """
-    in_folder = {path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")} - {SET_ASIDE}
-    return sorted((in_folder | accounts_nodes(accounts)) - set(nodes))
+    return sorted({path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")} - {SET_ASIDE} - set(nodes))
 
 
 def _text(path: Path) -> str:
@@ -423,30 +262,9 @@ def _text(path: Path) -> str:
     return read_named(path, _MOST_BYTES).decode()
 
 
-def accounts_nodes(accounts: str) -> set[str]:
-    """Nodes that have an account in `accounts`."""
-    return {name for line in accounts.splitlines() if (name := _begun_node(line))}
-
-
-def observer_is_lost(folder: Path, accounts: str) -> bool:
-    """Return whether the cluster's servers admit spectators by a key that is missing from the
-    folder.
-    """
-    return f"{{ # {OBSERVER}\n" in accounts and not key_file(folder, OPERATOR, OBSERVER).exists()
-
-
 def contents(folder: Path, files: Sequence[str], made: Mapping[str, str]) -> dict[str, str]:
     """Texts by file: from `made` if there, else from the folder."""
     return {file: made[file] if file in made else _text(folder / file) for file in files}
-
-
-def _begun_node(line: str) -> str:
-    """The node named by a line `  NODE_ALPHA {` or `  SWARM_ALPHA {`; empty for any other line,
-    such as a role's, NODE_ALPHA_TRAINER: names of nodes have no underscore.
-    """
-    plane, _, name = line.strip().removesuffix(" {").partition("_")
-    is_node = line.endswith(" {") and plane in ("NODE", "SWARM") and name and "_" not in name
-    return name.lower() if is_node and name.lower() != OBSERVER else ""
 
 
 def _write(path: Path, text: str) -> None:

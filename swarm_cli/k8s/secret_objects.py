@@ -56,18 +56,6 @@ def checked_server_name(name: str) -> str:
     return name
 
 
-def not_names(names: Iterable[str]) -> list[str]:
-    """Those that are neither a DNS name nor an address, which earlier versions did take."""
-    return [name for name in names if not _is_server_name(name)]
-
-
-def names_of_other_namespaces(names: Iterable[str]) -> list[str]:
-    """Those of the form `nats.NAMESPACE.svc`. What is left over from a mistyped --namespace is
-    told; a name from --server-name is not.
-    """
-    return [name for name in names if re.fullmatch(rf"nats\.{_LABEL}\.svc", name)]
-
-
 def _is_server_name(name: str) -> bool:
     try:
         ipaddress.ip_address(name)

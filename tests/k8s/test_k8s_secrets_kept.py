@@ -4,16 +4,12 @@ out of a list.
 
 from __future__ import annotations
 
-import base64
-import json
-import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -21,7 +17,6 @@ from shared.identity.keys import SigningKey, load, new_seed
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
-from swarm_cli.k8s.key_state import observer_is_lost
 
 ROOT = Path(__file__).parents[2]
 REFUSED = "the servers will refuse them"
@@ -36,7 +31,7 @@ def test_later_runs_print_the_same_without_naming_the_nodes_and_know_those_that_
     again = run(tmp_path)
     assert first.exit_code == again.exit_code == 0 and again.stdout == first.stdout and not again.stderr
     run(tmp_path, "--nodes", "alpha,beta,delta")
-    renewed = run(tmp_path, "--renew-certificate")
+    renewed = run(tmp_path, "--server-name", "hub.example.org")
     assert "name: delta-signing" in renewed.stdout and REFUSED not in renewed.stderr
 
 
@@ -127,29 +122,6 @@ def test_a_list_that_is_no_text_is_a_sentence(tmp_path: Path, name: str) -> None
     assert isinstance(done.exception, CommandError) and f"{name} cannot be read" in str(done.exception)
 
 
-def test_a_node_whose_name_begins_like_the_spectators_is_none(tmp_path: Path) -> None:
-    """`--existing` asks for the spectators' key if the servers admit any."""
-    text = run(tmp_path, "--nodes", f"alpha,observer-lab={OUTSIDE}").stdout
-    objects = [each for each in yaml.safe_load_all(text) if each]
-    (accounts,) = [each["data"]["accounts.conf"] for each in objects if each["metadata"]["name"] == "nats-accounts"]
-    assert not observer_is_lost(tmp_path, base64.b64decode(accounts).decode())
-
-
-def test_another_authority_than_the_clusters_is_refused_and_one_that_contains_it_is_not(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    run(here, "--nodes", "alpha")
-    cluster = json.dumps({"kind": "List", "items": list(yaml.safe_load_all(run(here).stdout))})
-    shutil.copytree(here, there)
-    for name in ("ca.crt", "ca.key", "tls.crt", "tls.key"):
-        (there / name).unlink()
-    assert run(there).exit_code == 0  # makes others
-    command = ["k8s", "secrets", "--keys", str(there), "--existing", "-"]
-    done = CliRunner().invoke(app, command, input=cluster)
-    assert "is another authority than the cluster's" in str(done.exception)
-    (there / "ca.crt").write_text((there / "ca.crt").read_text() + (here / "ca.crt").read_text())
-    assert CliRunner().invoke(app, command, input=cluster).exit_code == 0
-
-
 def test_runs_at_the_same_time_make_one_set_of_keys(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarm_cli", "k8s", "secrets", "--nodes", "alpha", "--keys", str(tmp_path / "keys")]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) for _ in range(4)]
@@ -168,9 +140,3 @@ def test_an_authority_that_ends_soon_is_told(tmp_path: Path) -> None:
     made = datetime.now(UTC) - certificates.AUTHORITY_LASTS + timedelta(days=3)
     (tmp_path / "ca.crt").write_text(certificates.authority((tmp_path / "ca.key").read_text(), "swarm-nats-ca", made))
     assert "ca.crt expires on " in run(tmp_path).stderr
-
-
-def test_a_run_that_is_refused_changes_no_list(tmp_path: Path) -> None:
-    run(tmp_path, "--nodes", "alpha")
-    assert run(tmp_path, "--nodes", "alpha,beta", "--existing", "-").exit_code == 1  # nothing was given
-    assert (tmp_path / "nodes.txt").read_text() == "alpha\n"

@@ -4,7 +4,6 @@ anything, and tells such names that a certificate still has.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from typer.testing import CliRunner
 
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.k8s import certificates
 from swarm_cli.k8s.secret_objects import checked_namespace, checked_server_name
 
 
@@ -80,21 +78,3 @@ def test_every_name_of_a_server_is_taken(name: str) -> None:
 def test_no_other_name_of_a_server_is_taken(name: str) -> None:
     with pytest.raises(CommandError, match="is neither a DNS name nor an IP address"):
         checked_server_name(name)
-
-
-def test_names_that_an_earlier_version_left_in_the_certificate_are_told_until_a_renewal_drops_them(tmp_path: Path) -> None:
-    def run(*arguments: str) -> str:
-        done = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", "alpha", "--keys", str(tmp_path), *arguments])
-        assert done.exit_code == 0, done.output
-        return done.stderr
-
-    run()
-    key, authority, signer = ((tmp_path / name).read_text() for name in ("tls.key", "ca.crt", "ca.key"))
-    wanted = sorted(certificates.read((tmp_path / "tls.crt").read_text()).names)
-    names = [*wanted, "nats.Sw arm.svc", "nope nope", "", "hub.example.org"]
-    (tmp_path / "tls.crt").write_text(certificates.server(key, names, authority, signer, datetime.now(UTC)))
-    said = run()
-    assert "also has '', 'nats.Sw arm.svc', 'nope nope', which no server can have: --renew-certificate drops" in said
-    assert "hub.example.org" not in said
-    run("--renew-certificate", "--server-name", "hub.example.org")
-    assert "also has" not in run()
