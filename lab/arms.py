@@ -40,9 +40,7 @@ fixed and foreign text is used unchanged, unless the arm sets a controller or a 
 
 
 def simulated_name(place: int) -> str:
-    """Name of the node at a place, counted from 0 over all of an arm's nodes, in the driver
-    `simulate`.
-    """
+    """Name of the node at a place, counted from 0 over all of an arm's nodes."""
     return f"n{place:02d}"
 
 

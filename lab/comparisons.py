@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.measures import Measures, gain_of_question, gain_until, round_of
-from lab.statistics import Estimate, bootstrap_ratio, estimate, holm, paired_differences, sign_flip_p
+from lab.statistics import bootstrap_ratio, holm, paired_differences, sign_flip_p
+from shared.intervals import Estimate, estimate
 
 _GAIN = "gain_screened"
 FEWEST_SEEDS = 4

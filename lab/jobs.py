@@ -29,7 +29,7 @@ same tasks.
 
 
 def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Report, threads: int = 1) -> None:
-    """Make every run with the driver `simulate`; `report` gets a sentence when a run begins or
+    """Make every run; `report` gets a sentence when a run begins or
     ends.
 
     Raises what a run raises, after the other runs in progress have ended.

@@ -25,7 +25,8 @@ from lab.measures import Measures, Point, gain_until, round_of
 from lab.records import read_records
 from lab.report import folders_of, read_runs
 from lab.spec import SpecError
-from lab.statistics import estimate, fieller_ratio, sign_flip_p, value_at
+from lab.statistics import fieller_ratio, sign_flip_p, value_at
+from shared.intervals import estimate
 
 WORK = {
     "groups trained on": ("groups_local", "groups_external", "groups_replayed"),

@@ -16,7 +16,8 @@ import matplotlib
 from PIL import Image  # installed with matplotlib, which uses it
 
 from lab.measures import Measures, Point
-from lab.statistics import estimate, value_at
+from lab.statistics import value_at
+from shared.intervals import estimate
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  # the backend must be chosen first

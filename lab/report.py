@@ -16,7 +16,8 @@ from lab.records import read_records
 from lab.report_tables import report_markdown
 from lab.runs import RunFolder, finished_runs, read_manifest
 from lab.spec import SpecError
-from lab.statistics import Estimate, estimate, paired_ratios
+from lab.statistics import paired_ratios
+from shared.intervals import Estimate, estimate
 
 Runs = Mapping[str, Mapping[int, Measures]]
 """arm -> seed -> measures, arms in the spec's order."""

@@ -8,7 +8,7 @@ from typing import Any
 from lab.comparisons import comparisons_text
 from lab.floors import Floor, floors_table
 from lab.measures import NUMBERS
-from lab.statistics import Estimate
+from shared.intervals import Estimate
 
 _MAIN = (
     "trained_total",

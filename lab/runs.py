@@ -35,6 +35,8 @@ from shared.text import error_text
 DONE_FILE = "done.json"
 SETTINGS_FILE = "settings.json"
 MANIFEST_FILE = "manifest.json"
+DRIVER = "simulate"
+"""Records of other drivers, as `q13-services`, can be read but not added to."""
 _PACKAGES = ("torch", "transformers", "reasoning-gym", "numpy")
 
 
@@ -183,8 +185,8 @@ def finished_runs(out: Path) -> list[RunFolder]:
     return sorted(found, key=lambda folder: (folder.arm, folder.seed))
 
 
-def holds_manifest(out: Path, spec: Spec, driver: str) -> bool:
-    """Whether a folder already has a manifest of this spec and driver.
+def holds_manifest(out: Path, spec: Spec) -> bool:
+    """Check whether a folder already has a manifest of this spec.
 
     Raises:
         SpecError: the folder holds the results of another spec.
@@ -193,27 +195,27 @@ def holds_manifest(out: Path, spec: Spec, driver: str) -> bool:
     if not file.is_file():
         return False
     before = json.loads(file.read_text(encoding="utf-8"))
-    if _without_size(before["spec"]) != _without_size(spec.source) or before["driver"] != driver:
+    if _without_size(before["spec"]) != _without_size(spec.source) or before["driver"] != DRIVER:
         raise SpecError(
-            f"{out} holds results of another spec or driver: give another --out, or remove the folder. "
+            f"{out} holds results of another spec: give another --out, or remove the folder. "
             "Only arms and seeds may be added to an experiment that has begun"
         )
     return True
 
 
-def write_manifest(out: Path, spec: Spec, driver: str) -> None:
+def write_manifest(out: Path, spec: Spec) -> None:
     """Record what the results depend on.
 
     Raises:
         SpecError: the folder holds the results of another spec.
     """
-    holds_manifest(out, spec, driver)
+    holds_manifest(out, spec)
     out.mkdir(parents=True, exist_ok=True)
     content = {
         "name": spec.name,
         "question": spec.question,
         "baseline": spec.base_arm,
-        "driver": driver,
+        "driver": DRIVER,
         "spec": spec.source,
         "commit": code_commit(),
         "python": platform.python_version(),

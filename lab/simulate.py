@@ -1,4 +1,4 @@
-"""The driver `simulate`: a whole swarm in one process, round by round, without a broker.
+"""Simulates a whole swarm in one process, round by round, without a broker.
 
 In a round every node samples as many groups as admission allows under the policy of the previous
 round, scores and shares them, checks what others shared, makes a batch, trains on it, and evaluates

@@ -1,28 +1,20 @@
-"""Makes the `step` records, of a simulated node and of real services alike.
+"""Makes the `step` records of a simulated node.
 
 What a trainer did is one line of its `metrics.jsonl` (`services.trainer.records.StepRecord`). A
-simulation knows more: every fresh answer, refusals by reason, and who is hostile. Where real
-services do not say it, `local_reward` is the reward of the local groups in the batch, which are all
-local groups of a node. Replayed groups (`sampler.replay`) count in the earlier batch that they were
-generated for.
+simulation knows more: every fresh answer, refusals by reason, and who is hostile. Replayed groups
+(`sampler.replay`) count in the earlier batch that they were generated for.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from lab.arms import PlannedRun
-from lab.records import RecordWriter
 from lab.sim_node import LocalGroup, SimNode
-from lab.spec import SpecError
 from services.trainer.records import NO_ADVANTAGE, TRAINED
 from shared.contracts.messages import Batch
 from shared.rewards import is_informative
-from shared.run_records import EVAL_FILE, METRICS_FILE, eval_lines
 
 _COPIED = (
     *("updated", "loss", "grad_norm", "entropy", "clip_fraction", "importance_weight", "truncated_fraction"),
@@ -115,58 +107,3 @@ def _by_dataset(own: Sequence[LocalGroup]) -> dict[str, list[float]]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def check_services_run(run: PlannedRun) -> None:
-    """Refuse specs that only a simulation can run.
-
-    Raises: SpecError: naming what only a simulation can run.
-    """
-    if run.delay_rounds != (0, 0):
-        raise SpecError(f"arm {run.arm}: only the driver simulate supports delay_rounds: remove it, or use that driver")
-    for node in run.nodes:
-        if node.role != "honest":
-            raise SpecError(f"arm {run.arm}: node {node.name} has role {node.role}, which only the driver simulate has")
-        if node.config.eval.every_versions != run.nodes[0].config.eval.every_versions:
-            raise SpecError(f"arm {run.arm}: the nodes' eval.every_versions differ: give all nodes the same value")
-
-
-def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
-    """Write the records of a run of real services whose nodes' folders are in `run_dir`.
-
-    Raises:
-        ValueError: a node has not done all its steps.
-    """
-    for node in run.nodes:
-        for line in eval_lines(run_dir / node.name / EVAL_FILE):
-            records.write(
-                "eval",
-                round=line["policy_version"],
-                node=node.name,
-                n=line["n"],
-                pass_rate=line["pass_rate"],
-                mean_reward=line["mean_reward"],
-                tasks={name: [each["n"], each["pass_rate"], each["mean_reward"]] for name, each in line["per_task"].items()},
-            )
-        steps = {int(line["step"]): line for line in _lines(run_dir / node.name / METRICS_FILE)}
-        missing = [number for number in range(1, run.rounds + 1) if number not in steps]
-        if missing:
-            raise ValueError(f"{run_dir / node.name}: {len(missing)} of {run.rounds} steps are missing, first {missing[0]}")
-        for number in range(1, run.rounds + 1):
-            line = steps[number]
-            generated = line["groups_local"] * node.config.generator.completions
-            fresh = {"local_reward": line["reward_local"], "generated": generated}
-            records.write("step", round=number, node=node.name, **fresh, **trained_part(line))
-    seconds = max(_seconds(run_dir / node.name / METRICS_FILE) for node in run.nodes)
-    records.write("round", round=run.rounds, seconds={"all": seconds})
-
-
-def _seconds(file: Path) -> float:
-    """Seconds by phase, over all steps."""
-    return float(sum(seconds for line in _lines(file) for seconds in line["phase_seconds"].values()))
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

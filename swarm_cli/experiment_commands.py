@@ -1,5 +1,5 @@
-"""`swarm experiment`: run an experiment's spec, report on its records, and build its base
-models.
+"""`swarm experiment`: measure sharing with a user's own node, simulate an experiment's spec, report
+on its records, and build its base models.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from shared.runtime.exits import FatalError
 from shared.text import error_text
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
+from swarm_cli.sharing_experiment import sharing
 
 if TYPE_CHECKING:
     from lab.floors import Floor
@@ -27,9 +28,14 @@ RESULTS = Path("experiments/results")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+experiment_app.command()(sharing)
+
+
 @experiment_app.callback()
-def experiment() -> None:
+def experiment(context: typer.Context) -> None:
     """Run experiments and report on their records."""
+    if context.invoked_subcommand == "sharing":
+        return
     if not (REPOSITORY / "lab" / "__init__.py").is_file():
         raise CommandError(
             "the simulator is not part of the installed package: run experiments in a clone of the repository, "
@@ -45,11 +51,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the records.  [default: experiments/results/NAME]")] = None,
     arms: Annotated[str | None, typer.Option(help="Only these arms, separated by commas.")] = None,
     seeds: Annotated[str | None, typer.Option(help="These seeds instead of the spec's, separated by commas.")] = None,
-    driver: Annotated[str, typer.Option(help="simulate: in one process; services: the real services over NATS.")] = "simulate",
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Concurrent runs, one process each (simulate).")] = 1,
-    threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads per run (simulate).")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Concurrent runs, one process each.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads per run.")] = 1,
 ) -> None:
-    """Run an experiment. Complete runs are skipped; an interrupted run starts over."""
+    """Simulate an experiment. Complete runs are skipped; an interrupted run starts over."""
     from lab.check import check_spec
     from lab.floors import out_lines, read_floors
     from lab.jobs import make_runs
@@ -57,18 +62,17 @@ def run(
     from lab.spec import SpecError, load_spec
     from swarm_cli.local.base_model import model_problem
 
-    chosen = _driver(driver)
     try:
         spec = load_spec(spec_file)
         folder = out or RESULTS / spec.name
         check_spec(spec, lambda model: model_problem(model.path, model.revision))
         todo = runs_to_make(spec, folder, _names(arms), _numbers(seeds))
-        if holds_manifest(folder, spec, chosen) and not todo:
+        if holds_manifest(folder, spec) and not todo:
             # The manifest says what code made the runs: a command that makes none leaves it alone.
             note(f"no runs to make: those in {folder} are complete; to make them again, give another --out")
             typer.echo(str(folder))
             return
-        write_manifest(folder, spec, chosen)
+        write_manifest(folder, spec)
         if todo:
             floors = read_floors(folder)
             if floors is None:
@@ -77,12 +81,7 @@ def run(
             for line in out_lines(floors):
                 note(line)
         note(f"{len(todo)} runs to make in {folder}")
-        if chosen == "simulate":
-            make_runs(spec, todo, jobs, note, threads)
-        else:
-            from swarm_cli.experiment_services import make_services_runs
-
-            make_services_runs(spec, todo)
+        make_runs(spec, todo, jobs, note, threads)
     except (SpecError, FatalError, ValueError) as error:
         raise CommandError(str(error)) from None
     typer.echo(str(folder))
@@ -177,12 +176,6 @@ def _screened(spec: Spec, folder: Path, questions: int | None = None) -> list[Fl
     floors = asyncio.run(screened())
     write_floors(folder, floors)
     return floors
-
-
-def _driver(name: str) -> Literal["simulate", "services"]:
-    if name == "simulate" or name == "services":
-        return name  # type: ignore[return-value]
-    raise CommandError(f"no driver is called {name!r}: use simulate or services")
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -25,6 +25,7 @@ DEAREST = (
     "tests/integration/test_trainer_distributed.py",
     "tests/integration/test_up.py",
     "tests/e2e/test_swarm.py",
+    "tests/integration/test_sharing_run.py",
     "tests/integration/test_page_trouble.py",
     "tests/chaos/test_chaos_node.py",
     "tests/k8s/test_run_overlay.py",

@@ -59,7 +59,7 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
 
 def test_an_experiment_whose_runs_are_all_there_keeps_its_manifest(spec_file: Path, tmp_path: Path) -> None:
     spec, out = load_spec(spec_file), tmp_path / "results"
-    write_manifest(out, spec, "simulate")
+    write_manifest(out, spec)
     for arm in spec.arms:
         for seed in spec.seeds:
             folder = run_folder(out, arm, seed)

@@ -38,7 +38,7 @@ def results_of(folder: Path, passed: Mapping[str, str], seeds: int) -> Path:
     """Complete runs of arms, with what each passes at the end."""
     source: dict[str, Any] = {"name": "x", "seeds": [1], "rounds": 1, "nodes": 1, "tasks": [{"dataset": "gcd"}]}
     spec = parse_spec({**source, "arms": {arm: {} for arm in passed}})
-    write_manifest(folder, spec, "simulate")
+    write_manifest(folder, spec)
     for place, (arm, bits) in enumerate(passed.items()):
         for seed in range(1, seeds + 1):
             run = run_folder(folder, arm, seed)

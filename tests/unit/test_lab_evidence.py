@@ -115,7 +115,7 @@ def test_a_gain_is_given_without_the_datasets_that_a_constant_passes(tmp_path: P
 @pytest.mark.slow
 def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -> None:
     spec = parse_spec(source(confirm=["b"]))
-    write_manifest(tmp_path, spec, "simulate")
+    write_manifest(tmp_path, spec)
     runs = {"a": ("00000", "10000"), "b": ("00000", "11000"), "c": ("00000", "10111")}
     for arm, (first, last) in runs.items():
         for seed in (1, 2):
@@ -154,7 +154,7 @@ def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -
 )
 def test_arms_are_compared_over_whole_runs_or_up_to_where_the_shorter_one_ended(compare: str, ratio: float, tmp_path: Path) -> None:
     spec = parse_spec(source(confirm=["b"], compare=compare))
-    write_manifest(tmp_path, spec, "simulate")
+    write_manifest(tmp_path, spec)
     for arm, generated, passes in (("a", 8, ("00", "11", "11")), ("b", 16, ("00", "10", "11"))):
         for seed in (1, 2, 3, 4):
             folder = run_folder(tmp_path, arm, seed)
@@ -172,7 +172,7 @@ def test_arms_are_compared_over_whole_runs_or_up_to_where_the_shorter_one_ended(
 @pytest.mark.slow
 def test_stated_comparisons_that_were_not_run_count_in_the_correction_and_one_stated_twice_once(tmp_path: Path) -> None:
     spec = parse_spec(source(confirm=["b", "b/a", "c"]))
-    write_manifest(tmp_path, spec, "simulate")
+    write_manifest(tmp_path, spec)
     for arm, last in {"a": "10000", "b": "11000"}.items():
         for seed in range(1, 7):
             folder = run_folder(tmp_path, arm, seed)
@@ -225,7 +225,7 @@ def test_nodes_that_are_evaluated_at_other_rounds_move_no_mean(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_stated_comparison_may_be_of_any_two_arms(tmp_path: Path) -> None:
     spec = parse_spec(source(confirm=["c/b", "b"]))
-    write_manifest(tmp_path, spec, "simulate")
+    write_manifest(tmp_path, spec)
     for arm, last in {"a": "10000", "b": "11000", "c": "11100"}.items():
         for seed in (1, 2):
             folder = run_folder(tmp_path, arm, seed)

@@ -17,15 +17,8 @@ from lab.records import RecordWriter, read_records, rounded
 from lab.report import write_report
 from lab.runs import finished_runs, run_folder, runs_to_make, write_manifest
 from lab.spec import SpecError, parse_spec
-from lab.statistics import (
-    area_under,
-    estimate,
-    fieller_ratio,
-    paired_differences,
-    paired_ratios,
-    t_quantile,
-    value_at,
-)
+from lab.statistics import area_under, fieller_ratio, paired_differences, paired_ratios, value_at
+from shared.intervals import estimate, t_quantile
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 
@@ -91,7 +84,7 @@ def test_a_report_says_what_of_hostile_text_got_through(tmp_path: Path) -> None:
     spec = parse_spec(
         {"name": "x", "seeds": [1], "tasks": [{"dataset": "gcd"}], "nodes": 2, "rounds": 4, "arms": {"a": {}, "b": {}}}
     )
-    write_manifest(tmp_path, spec, "simulate")
+    write_manifest(tmp_path, spec)
     for arm, values in {"a": {}, "b": {"groups_external": 4, "groups_hostile": 1, "absurd": 3, "refused": {"copied": 2}}}.items():
         folder = run_folder(tmp_path, arm, 1)
         writer = RecordWriter(folder.records)
@@ -109,7 +102,7 @@ def test_a_report_says_what_of_hostile_text_got_through(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path) -> None:
-    write_manifest(tmp_path, parse_spec(spec_source()), "simulate")
+    write_manifest(tmp_path, parse_spec(spec_source()))
     for arm, levels, generated in (("8-0", (0.1, 0.2), 16), ("4-4", (0.15, 0.3), 8)):
         for seed, level in zip((1, 2), levels, strict=True):
             folder = run_folder(tmp_path, arm, seed)
@@ -131,7 +124,7 @@ def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path)
 @pytest.mark.slow
 def test_arms_are_compared_with_their_own_baseline(tmp_path: Path) -> None:
     arms = {"low-8-0": {}, "high-8-0": {}, "high-4-4": {"baseline": "high-8-0"}}
-    write_manifest(tmp_path, parse_spec(spec_source(arms=arms)), "simulate")
+    write_manifest(tmp_path, parse_spec(spec_source(arms=arms)))
     for arm, level, generated in (("low-8-0", 0.1, 2), ("high-8-0", 0.2, 16), ("high-4-4", 0.5, 8)):
         folder = run_folder(tmp_path, arm, 1)
         write_run(folder.records, level, generated, nodes=3)
@@ -175,12 +168,14 @@ def test_finished_runs_are_skipped_and_others_made_seed_by_seed(tmp_path: Path) 
 
 
 def test_results_of_one_spec_take_no_runs_of_another(tmp_path: Path) -> None:
-    write_manifest(tmp_path, parse_spec(spec_source()), "simulate")
-    write_manifest(tmp_path, parse_spec(spec_source(seeds=[1, 2, 3])), "simulate")
-    with pytest.raises(SpecError, match="another spec or driver"):
-        write_manifest(tmp_path, parse_spec(spec_source(rounds=4)), "simulate")
-    with pytest.raises(SpecError, match="another spec or driver"):
-        write_manifest(tmp_path, parse_spec(spec_source()), "services")
+    write_manifest(tmp_path, parse_spec(spec_source()))
+    write_manifest(tmp_path, parse_spec(spec_source(seeds=[1, 2, 3])))
+    with pytest.raises(SpecError, match="another spec"):
+        write_manifest(tmp_path, parse_spec(spec_source(rounds=4)))
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"simulate"', '"services"'))
+    with pytest.raises(SpecError, match="another spec"):
+        write_manifest(tmp_path, parse_spec(spec_source()))
 
 
 def test_a_torn_record_file_is_named(tmp_path: Path) -> None:
