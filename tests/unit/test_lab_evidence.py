@@ -185,9 +185,9 @@ def test_stated_comparisons_that_were_not_run_count_in_the_correction_and_one_st
 
 @pytest.mark.slow
 def test_records_without_questions_are_compared_at_equal_completions_too(tmp_path: Path) -> None:
-    """As real processes write them; an arm that made nothing has no part to be compared."""
+    """An arm that made nothing has no part to be compared."""
     spec = parse_spec(source(compare="equal completions"))
-    write_manifest(tmp_path, spec, "services")
+    write_manifest(tmp_path, spec)
     for arm, generated, last in (("a", 8, 0.4), ("b", 16, 0.4), ("c", 0, 0.1)):
         for seed in (1, 2):
             folder = run_folder(tmp_path, arm, seed)
