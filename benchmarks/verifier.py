@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.workload import CHEAP_TASKS, answered_group, answered_tasks, node_config, node_plane, running_server, spec_json
 from shared.config import NodeConfig
-from shared.config.sections import VerifierSection
+from shared.config.verifier_section import VerifierSection
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import RolloutGroup, Task
 from shared.contracts.subjects import node_rollouts, node_rollouts_stream, node_scored, node_scored_stream

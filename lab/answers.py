@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from services.generator.engines import EngineError, SamplingParams, create_engine
 from shared.config import NodeConfig, load_config
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.messages import Task
 from shared.model.prompts import render_prompt
 from shared.model.reading import load_tokenizer

@@ -22,7 +22,8 @@ import reasoning_gym
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from shared.config.sections import ModelSection, TaskSpec
+from shared.config.model_section import ModelSection
+from shared.config.sections import TaskSpec
 from shared.model.base_policy import (
     SEED_STRIDE,
     SUPERVISED_SEED,

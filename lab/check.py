@@ -9,7 +9,7 @@ from lab.arms import in_group, plan_run
 from lab.mistakes import Field, Mistake, told
 from lab.spec import Arm, Spec, SpecError
 from shared.config import TaskSpec
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.tasks.derive import TaskError, dataset_size
 
 ModelProblem = Callable[[ModelSection], str | None]

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from shared.config import NodeConfig, load_config
-from shared.config.load import CONFIG_FILE_VARIABLE, setting_variables
+from shared.config.load import CONFIG_FILE_VARIABLE, load, setting_variables
+from shared.config.node_sections import ProcessConfig
 from swarm_cli.errors import checked_node
 from swarm_cli.installation import DEMO_CONFIG, PROJECT_FILE, shown
 
@@ -25,9 +25,20 @@ SwarmUrlOption = Annotated[
 """Read by `swarm_cli.runs.servers`."""
 
 
-def load_chosen(config: Path | None) -> NodeConfig:
-    """The configuration in the file given, else in SWARM_CONFIG's, else in the default one."""
-    return load_config(config if config or os.environ.get(CONFIG_FILE_VARIABLE) else default_file())
+C = TypeVar("C", bound=ProcessConfig)
+
+
+def load_chosen(config: Path | None, kind: type[C]) -> C:
+    """The configuration in the file given, else in SWARM_CONFIG's, else in the default one. kind:
+    what is read and checked of it.
+    """
+    return load(kind, chosen_file(config))
+
+
+def chosen_file(config: Path | None) -> Path:
+    """The file given, else SWARM_CONFIG's, else the default one."""
+    named = os.environ.get(CONFIG_FILE_VARIABLE)
+    return config or (Path(named) if named else default_file())
 
 
 def default_file() -> Path:
@@ -36,7 +47,7 @@ def default_file() -> Path:
     return project if project.is_file() else DEMO_CONFIG
 
 
-def for_node(config: NodeConfig, node: str) -> NodeConfig:
+def for_node(config: C, node: str) -> C:
     """The configuration with `node.id` set to `node`; unchanged if `node` is empty. Raises
     CommandError if the name is not valid.
     """

@@ -7,7 +7,6 @@ from __future__ import annotations
 from tempfile import TemporaryDirectory
 
 from shared.config import NodeConfig
-from shared.config.load import chosen_entries
 from shared.registry import ENGINES, OBJECTIVES, POLICY_STORES, STRATEGIES
 from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
@@ -47,7 +46,7 @@ def entry_problems(config: NodeConfig) -> list[str]:
 
     load = {STRATEGIES.kind: strategy_named, ENGINES.kind: ENGINES.load_function, POLICY_STORES.kind: POLICY_STORES.load_function}
     problems = []
-    for _, registry, name in chosen_entries(config):
+    for _, registry, name in config.entries():
         if registry.kind in load and name not in registry.built_in:
             try:
                 load[registry.kind](name)

@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 
 from shared.config import ConfigError, NodeConfig
-from shared.config.load import Location, ignored_entries
+from shared.config.load import SECTIONS, Location
+from shared.config.node import sound_values
 from shared.config.section import sources_message
-from shared.config.sections import BASIC
 from shared.identity.keys import KeyFileError, load
 from shared.identity.roster import RosterError, read_roster
 from shared.plain_files import read_named
@@ -26,7 +26,7 @@ from shared.runtime.spans import tracing_problems
 from shared.text import error_text
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
-from swarm_cli.chosen_config import ConfigOption, load_chosen, sources
+from swarm_cli.chosen_config import ConfigOption, chosen_file, load_chosen, sources
 from swarm_cli.config_checks import entry_problems, folder_problems, objective_problem
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
@@ -43,7 +43,7 @@ from swarm_cli.risky_settings import (
     unlike_its_source,
 )
 from swarm_cli.task_probe import SMALLER, begin_deriving
-from swarm_cli.toml_view import config_toml, left_out
+from swarm_cli.toml_view import BASIC, config_toml, left_out
 
 config_app = typer.Typer(name="config", help="Show or check a node's configuration.", no_args_is_help=True)
 
@@ -62,7 +62,7 @@ def show(
     if defaults:
         typer.echo(f"# the defaults\n{config_toml(NodeConfig.model_construct())}", nl=False)
     else:
-        chosen = load_chosen(config)
+        chosen = load_chosen(config, NodeConfig)
         rest = (
             "" if everything else f"\n# and {left_out(chosen, BASIC)} settings that most users leave unchanged: --all prints them"
         )
@@ -102,7 +102,7 @@ def check(
         *tracing_problems(node_config, os.environ),
     ]
     warnings = [
-        *ignored_entries(node_config),
+        *node_config.ignored_entries(),
         *risky_settings(node_config),
         *toys_settings(node_config, toy=is_toy(node_config.model.path)),
         *left_out_rows(tasks.files),
@@ -128,7 +128,7 @@ def check(
     say(f"OK: {count(len(node_config.tasks), 'task source')}, model {node_config.model.path}{beside}")
 
 
-_NO_SHARES = frozenset(NodeConfig.model_fields) - {"eval", "tasks"}
+_NO_SHARES = frozenset(SECTIONS) - {"eval", "tasks"}
 """Faults in these sections do not change how many rows of a file are held out."""
 
 
@@ -137,11 +137,11 @@ def _sound_values(config: Path | None) -> tuple[NodeConfig, str, frozenset[Locat
     removed for them, and the places of the task sources that are left.
     """
     try:
-        return load_chosen(config), "", frozenset(), ()
+        return load_chosen(config, NodeConfig), "", frozenset(), ()
     except ConfigError as error:
-        if error.rest is None:
+        if (sound := sound_values(chosen_file(config), error)) is None:
             raise
-        return error.rest.config, str(error), error.rest.removed, error.rest.places
+        return sound.config, str(error), sound.removed, sound.places
 
 
 def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from shared.config import NodeConfig
+from shared.config.verifier_config import VerifierConfig
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_SCHEMA_VERSION
 from shared.identity import keys
 from shared.identity.roster import RosterError, read_roster
@@ -55,7 +55,7 @@ def invite(
     """
     if node and observer:
         raise CommandError("--node makes a token for a newcomer, --observer one for spectators: give one of the two")
-    chosen = load_chosen(config)
+    chosen = load_chosen(config, VerifierConfig)
     here = None if url else _swarm_here(chosen)
     address = url or (here.swarm_url if here else _configured_swarm(chosen))
     swarm_id = chosen.nats.swarm_id
@@ -85,7 +85,7 @@ def invite(
         note(line)
 
 
-def _swarm_here(config: NodeConfig) -> RunNote | None:
+def _swarm_here(config: VerifierConfig) -> RunNote | None:
     """The note of the run that is running in this folder; None if none is, or the configuration
     names a server.
     """
@@ -95,7 +95,7 @@ def _swarm_here(config: NodeConfig) -> RunNote | None:
     return found[1] if found else None
 
 
-def _configured_swarm(config: NodeConfig) -> str:
+def _configured_swarm(config: VerifierConfig) -> str:
     """The swarm's server that the configuration names. The usual address is no answer: who is there
     need not be of this user's swarm.
 
@@ -159,7 +159,7 @@ async def _swarms_seen(url: str) -> list[str]:
     return [first, *sorted(others - {first})] if first is not None else []
 
 
-def accepted(config: NodeConfig) -> Accepted:
+def accepted(config: VerifierConfig) -> Accepted:
     """Return what a node with this configuration accepts from others. Tasks from files are left
     out, because only someone with the same file can derive them.
     """
@@ -226,7 +226,7 @@ def _nobody_there(address: str) -> list[str]:
     ]
 
 
-def _remarks(config: NodeConfig, node: str, observer: bool, address: str) -> list[str]:
+def _remarks(config: VerifierConfig, node: str, observer: bool, address: str) -> list[str]:
     """Tell the person at the terminal what to do with the token."""
     lines = ["look at the swarm with:  swarm status --token TOKEN" if observer else "the newcomer runs:  swarm join TOKEN"]
     if any(urlsplit(server.strip()).hostname in LOOPBACK for server in address.split(",")):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shared.config.view_config import ViewConfig
 from shared.identity.keys import KeyFileError, SigningKey, create, is_public_key, load, new_seed
 from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
 from shared.text import error_text, visible
@@ -55,7 +56,7 @@ def show_key(
     """
     name = node
     if file is None:
-        chosen = load_chosen(config)
+        chosen = load_chosen(config, ViewConfig)
         given, name = chosen.verifier.signing_key_file, node or chosen.node.id
         file = Path(given) if given and not node else chosen.node.run_dir.parent / name / "node.nk"
     try:
@@ -115,7 +116,7 @@ def _line(name: str, public_key: str) -> str:
 
 
 def _roster_file(file: Path | None, config: Path | None) -> Path:
-    return file or load_chosen(config).verifier.roster_file
+    return file or load_chosen(config, ViewConfig).verifier.roster_file
 
 
 def _entries(path: Path, *, missing_is_empty: bool = False) -> dict[str, RosterEntry]:

@@ -21,7 +21,7 @@ from swarm_cli.toml_view import toml_value
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
-    from shared.config.sections import ModelSection
+    from shared.config.model_section import ModelSection
 
 REWARD_FILE = "rewards.py"
 SMALL_MODEL, SMALL_MODEL_RATE, USUAL_RATE, ADAPTER_FACTOR = 200_000_000, 1e-5, 1e-6, 10
@@ -107,7 +107,7 @@ def new(
     """Write a folder with a configuration that suits your model and your questions, and a reward to
     begin with. `swarm up` in it trains.
     """
-    from shared.config.sections import ModelSection
+    from shared.config.model_section import ModelSection
     from swarm_cli.model.memory import check_named
 
     folder = Path(name)

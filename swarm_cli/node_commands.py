@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 from rich.table import Table
 
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.limits import NODE_LIMITS
@@ -53,7 +53,7 @@ def ban(
     """Shut a sender out, by its name and by the key that owns the name. Running verifiers apply a
     ban within seconds.
     """
-    node_config = load_chosen(config)
+    node_config = load_chosen(config, ViewConfig)
     bucket = subjects.node_bucket(by or node_config.node.id)
     if not sender:
         say("\n".join(_on_plane(node_config, node_url, lambda plane: _listing(plane, bucket), acts=False)))
@@ -75,7 +75,7 @@ def unban(
     config: ConfigOption = None,
 ) -> None:
     """Admit a banned sender again."""
-    node_config = load_chosen(config)
+    node_config = load_chosen(config, ViewConfig)
     bucket = subjects.node_bucket(by or node_config.node.id)
     _on_plane(node_config, node_url, lambda plane: _change(plane, bucket, lambda bans: _removed(bans, sender)))
 
@@ -184,7 +184,7 @@ def list_letters(
     """Print the dead letters by cause: how many, the first and the last, and one of them; with
     --all each of them, oldest first.
     """
-    node_config = for_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config, ViewConfig), node)
     name = node_config.node.id
 
     async def read(plane: Transport) -> tuple[list[DeadLetter], StreamState]:
@@ -217,7 +217,7 @@ def show(
     config: ConfigOption = None,
 ) -> None:
     """Print one dead letter: cause, task, and the completions' texts."""
-    node_config = for_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config, ViewConfig), node)
     letters = _on_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id, [seq]), acts=False)
     (letter,) = _found(letters, [seq])
     for name, value in letter.as_object().items():
@@ -242,7 +242,7 @@ def requeue_letters(
     the others, and a group counts once."""
     if bool(seqs) == every:
         raise CommandError("name the letters to requeue: numbers from `swarm dlq list`, or --all")
-    node_config = for_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config, ViewConfig), node)
 
     async def requeue_all(plane: Transport) -> list[DeadLetter]:
         letters = await read_letters(plane, node_config.node.id, seqs or [])
@@ -260,7 +260,7 @@ def requeue_letters(
     typer.echo(f"requeued {len(done)}: {', '.join(str(letter.seq) for letter in done)}" if done else "requeued 0")
 
 
-def _on_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]], *, acts: bool = True) -> T:
+def _on_plane(config: ViewConfig, url: str, work: Callable[[Transport], Awaitable[T]], *, acts: bool = True) -> T:
     target = default_target(config, url)
 
     async def run() -> T:

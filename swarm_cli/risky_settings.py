@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from services.trainer.objectives.config import configured_objective, departures
 from shared.config import NodeConfig
-from shared.config.sections import GeneratorSection
+from shared.config.generator_section import GeneratorSection
 from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY
 from shared.text import visible
 from swarm_cli.chosen_config import LOOPBACK

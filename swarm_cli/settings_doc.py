@@ -39,7 +39,7 @@ _LENGTHS = {str: ("character", "characters"), list: ("entry", "entries")}
 def render() -> str:
     """The page."""
     parts = [_HEAD]
-    for name, field in NodeConfig.model_fields.items():
+    for name, field in NodeConfig.sections().items():
         parts.extend(_section(name, field.annotation))
     return "\n".join(parts)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import LOOPBACK
@@ -61,7 +61,7 @@ class Target:
     swarm_id: str = ""
 
 
-def default_target(config: NodeConfig, node_url: str, swarm_url: str = "") -> Target:
+def default_target(config: ViewConfig, node_url: str, swarm_url: str = "") -> Target:
     """The target of a command that names no run: the servers of the command line, else those of the
     configuration, else those of the only run on this machine, else the usual ones.
 
@@ -113,14 +113,14 @@ def running_elsewhere() -> list[str]:
     ]
 
 
-def is_named(config: NodeConfig, target: Target, swarm_url: str = "") -> bool:
+def is_named(config: ViewConfig, target: Target, swarm_url: str = "") -> bool:
     """Check whether a server is named, on the command line or in the configuration, or a run is
     running here.
     """
     return target.named or bool(target.run or swarm_url) or "swarm_url" in config.nats.model_fields_set
 
 
-def refuse_unnamed_server(config: NodeConfig, node_url: str, swarm_url: str = "") -> None:
+def refuse_unnamed_server(config: ViewConfig, node_url: str, swarm_url: str = "") -> None:
     """Refuse to change anything on a server that is not named (`is_named`). Raises CommandError."""
     if is_named(config, default_target(config, node_url, swarm_url), swarm_url):
         return
@@ -207,7 +207,7 @@ def _instead(elsewhere: Sequence[Path]) -> str:
     return "\n".join(["choose one that is running on this machine", *lines])
 
 
-def where_runs_are(config: NodeConfig) -> str:
+def where_runs_are(config: ViewConfig) -> str:
     """The option, with a leading space, that commands need to find a run by its name; empty if they
     look in the right folder anyway.
     """
@@ -271,7 +271,7 @@ def check_listening(var_dir: Path, target: Target, *, acts: bool = False) -> Non
 
 
 @contextmanager
-def looking_at(config: NodeConfig, run: str, node_url: str, swarm_url: str = "", *, only_here: bool = True) -> Iterator[Target]:
+def looking_at(config: ViewConfig, run: str, node_url: str, swarm_url: str = "", *, only_here: bool = True) -> Iterator[Target]:
     """The target of a command, for the length of the block: the servers of the running run, or the
     records of the one that was named and has ended.
 
@@ -287,7 +287,7 @@ def looking_at(config: NodeConfig, run: str, node_url: str, swarm_url: str = "",
         yield target
 
 
-def _chosen(config: NodeConfig, run: str, node_url: str, swarm_url: str, only_here: bool) -> Target:
+def _chosen(config: ViewConfig, run: str, node_url: str, swarm_url: str, only_here: bool) -> Target:
     """As `looking_at`."""
     if not run or node_url:
         return default_target(config, node_url, swarm_url)

@@ -195,7 +195,7 @@ def _run(jobs: list[ScoringJob], source: TaskSpec) -> list[JobResult]:
 
 
 def _with_pool(work: Callable[[ScorerPool], Awaitable[Result]], source: TaskSpec) -> Result:
-    from shared.config.sections import VerifierSection
+    from shared.config.verifier_section import VerifierSection
     from shared.tasks.sandbox import SandboxError, ScorerPool
 
     async def run() -> Result:

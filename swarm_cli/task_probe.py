@@ -244,7 +244,7 @@ def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> dict[str, list[s
     earned, warnings about the user's own, and which of these wait for a pass.
     """
     from shared.config.section import entry_lines
-    from shared.config.sections import VerifierSection
+    from shared.config.verifier_section import VerifierSection
     from shared.tasks.evaluation import PassRules
     from shared.tasks.file_source import with_row_name
     from shared.tasks.reference_checks import Trial, try_rewards, worth_trying

@@ -13,8 +13,27 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from shared.config import NodeConfig
 
-def config_toml(config: BaseModel, only: Container[str] | None = None) -> str:
+BASIC = frozenset(
+    {
+        *("node.id", "node.seed", "node.var_dir"),
+        *("nats.node_url", "nats.swarm_url", "nats.swarm_id"),
+        *("model.path", "model.revision", "model.device", "model.system_prompt"),
+        *("generator.engine", "generator.completions", "generator.max_new_tokens"),
+        *("eval.tasks", "eval.every_versions"),
+        *("verifier.share", "verifier.trust"),
+        *("sampler.local", "sampler.external", "sampler.strategy"),
+        *("trainer.objective", "trainer.learning_rate", "trainer.token_budget", "trainer.max_steps", "trainer.lora.rank"),
+        *("http.base_port",),
+    }
+)
+"""As `section.key`. `swarm config show` prints these and every setting that differs from its
+default; with `--all` it prints everything.
+"""
+
+
+def config_toml(config: NodeConfig, only: Container[str] | None = None) -> str:
     """Render the values. Comments hold the settings that are not set, and the defaults of those
     that differ from them.
 
@@ -42,7 +61,8 @@ def _sections(section: BaseModel, path: tuple[str, ...], only: Container[str] | 
     """
     nested: list[tuple[str, Any]] = []
     lines: list[str] = []
-    for name, field in type(section).model_fields.items():
+    fields = section.sections() if isinstance(section, NodeConfig) else type(section).model_fields
+    for name, field in fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel) or (isinstance(value, list) and value and isinstance(value[0], BaseModel)):
             nested.append((name, value))

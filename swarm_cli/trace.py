@@ -65,7 +65,7 @@ def trace(
     prefix = rollout_id.strip().lower()
     if not _ID.fullmatch(prefix):
         raise CommandError(f"{rollout_id[:80]!r} is not a group's id: give {SHORTEST_ID} to 64 of its digits (0-9, a-f)")
-    node_config = load_chosen(config)
+    node_config = load_chosen(config, NodeConfig)
     with looking_at(node_config, run, node_url, swarm_url, only_here=False) as target:
         if target.ended is not None:
             note(target.ended.sentence(target.run, time.time()))

@@ -20,7 +20,7 @@ from services.generator.engine_calls import ServerWait, sampled
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
-from shared.config import TaskSpec, scorers_id
+from shared.config import NodeConfig, scorers_id
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, RewardValues, TrainerPosition, incomparable
 from shared.contracts.messages import Task
@@ -73,27 +73,27 @@ class Evaluator:
     def __init__(
         self,
         context: ServiceContext,
-        sources: Sequence[TaskSpec],
+        config: NodeConfig,
         engine: Engine,
         tasks: Sequence[PromptedTask],
         figures: Figures,
     ) -> None:
-        """`sources`: the node's task sources, with their files already read."""
+        """`config`: with the files of its task sources already read."""
         self._context = context
         self._server = ServerWait(context)
-        self._sources = sources
-        self._rules = PassRules(sources)
+        self._config = config
+        self._rules = PassRules(config.tasks)
         self._engine = engine
         self._tasks = tasks
         self._held_out = held_out_id([each.task for each in tasks])
-        self._scorer = scorers_id(sources)
+        self._scorer = scorers_id(config.tasks)
         self._figures = figures
         figures.held_out_tasks(len(tasks))
-        self._bucket = node_bucket(context.config.node.id)
-        generator = context.config.generator
-        self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
-        self._file = context.config.node.run_dir / EVAL_FILE
-        self._samples = BoundedLines(context.config.node.run_dir / SAMPLES_FILE, SAMPLES_MAX_BYTES)
+        self._bucket = node_bucket(config.node.id)
+        generator = config.generator
+        self._params = SamplingParams(temperature=config.eval.temperature, max_new_tokens=generator.max_new_tokens)
+        self._file = config.node.run_dir / EVAL_FILE
+        self._samples = BoundedLines(config.node.run_dir / SAMPLES_FILE, SAMPLES_MAX_BYTES)
         self._unwritten: list[dict[str, Any]] = []
         self._base_answers: _Answers | None = None
         self._resuming = True
@@ -112,8 +112,8 @@ class Evaluator:
         """Loop for ever and evaluate when due. Answers that could not be reported are kept."""
         if not self._tasks:
             return
-        async with ScorerPool.from_config(self._context.config.verifier, tasks=self._sources, workers=1) as scorers:
-            await try_rewards(scorers, [spec for spec in self._sources if worth_trying(spec)], self._rules)
+        async with ScorerPool.from_config(self._config.verifier, tasks=self._config.tasks, workers=1) as scorers:
+            await try_rewards(scorers, [spec for spec in self._config.tasks if worth_trying(spec)], self._rules)
             unreported = self._base_answers
             while True:
                 try:
@@ -143,7 +143,7 @@ class Evaluator:
         position = await self._trainer_position()
         finished = position is not None and position.finished and position.policy_version == version
         last = await self._last_turn()
-        return evaluation_due(version, last, self._context.config.eval.every_versions, finished=finished)
+        return evaluation_due(version, last, self._config.eval.every_versions, finished=finished)
 
     async def _last_turn(self) -> int | None:
         """The version that was evaluated last, or that another replica is evaluating."""
@@ -220,7 +220,7 @@ class Evaluator:
             return
         report = summarise(
             [(each.task.ref.dataset, *score) for each, score in zip(self._tasks, scored, strict=True)],
-            node=self._context.config.node.id,
+            node=self._config.node.id,
             policy_version=version,
             created_at=time.time(),
             seconds=round(answered.seconds + time.monotonic() - started, 3),

@@ -14,6 +14,7 @@ from pathlib import Path
 from services.generator.engines.base import Engine, PolicyLoadError
 from services.generator.figures import Figures
 from shared.cancelling import cancel_and_wait
+from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyPointer, PolicyRefusal
 from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
@@ -29,12 +30,12 @@ _LONGEST_REASON = 1000
 class PolicyFollower:
     """Follows one node's policy pointer for one engine."""
 
-    def __init__(self, context: ServiceContext, engine: Engine, figures: Figures) -> None:
+    def __init__(self, context: ServiceContext, config: NodeConfig, engine: Engine, figures: Figures) -> None:
         """Raises FatalError if the policy store cannot be opened."""
         self._context = context
         self._figures = figures
         self._engine = engine
-        config = context.config
+        self._bucket = node_bucket(config.node.id)
         try:
             self._store = open_policy_store(config.policy_store_uri, context.node, config.node.id)
         except PolicyStoreError as error:
@@ -54,7 +55,7 @@ class PolicyFollower:
 
         async def watch() -> None:
             nonlocal newest
-            async for entry in self._context.node.kv.watch(node_bucket(self._context.config.node.id), POLICY_KEY):
+            async for entry in self._context.node.kv.watch(self._bucket, POLICY_KEY):
                 try:
                     newest = decode(entry.value, PolicyPointer)
                 except MessageError as error:
@@ -137,7 +138,7 @@ class PolicyFollower:
             version=pointer.version, sha256=pointer.sha256, reason=reason[:_LONGEST_REASON], refused_at=time.time()
         )
         try:
-            await self._context.node.kv.put(node_bucket(self._context.config.node.id), POLICY_REFUSED_KEY, encode(refusal))
+            await self._context.node.kv.put(self._bucket, POLICY_REFUSED_KEY, encode(refusal))
         except TransportError as error:
             self._context.log.warning("policy_refusal_not_told", reason=str(error), consequence="tried again")
 

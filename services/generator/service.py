@@ -128,10 +128,10 @@ class GeneratorService:
         await self._draws.release_own()
         if config.node.seed == 0:
             self._prompter.key_draws(await self._draws.secret())
-        self._follower = PolicyFollower(context, self._engine, self._figures)
+        self._follower = PolicyFollower(context, config, self._engine, self._figures)
         self._trains = self._engine.loads_policies
         held_out = await asyncio.to_thread(self._prompter.held_out, self._held_out.tasks)  # a question may take seconds
-        evaluator = Evaluator(context, config.tasks, self._engine, held_out, self._figures)
+        evaluator = Evaluator(context, config, self._engine, held_out, self._figures)
         self._tell_left_out()
         context.status.state(EVALUATING_BASE)
         await run_until_stopped(context.stopping, evaluator.begin())

@@ -2,6 +2,7 @@
 
 import services.installed  # noqa: F401  (before all else)
 from services.sampler.service import SamplerService
+from shared.config.sampler_section import SamplerConfig
 from shared.runtime import main
 
-main("sampler", SamplerService)
+main("sampler", SamplerConfig, SamplerService)

@@ -21,7 +21,8 @@ from services.sampler.reports import ConsumedReport, Figures, WaitingReport, log
 from services.sampler.share_controller import after_batch, moves, next_shares, reconciled, scored_by
 from services.sampler.strategies import strategy_named
 from shared.cancelling import run_until_stopped
-from shared.config import NodeConfig, scorers_id
+from shared.config.sampler_section import SamplerConfig
+from shared.config.sections import scorers_id
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.messages import batch_fields
 from shared.contracts.sampler_state import SamplerState, SharingState
@@ -58,7 +59,7 @@ class _Loaded:
 class SamplerService:
     """See the module's docstring. `clock` gives Unix time in seconds; tests pass their own."""
 
-    def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: SamplerConfig, clock: Callable[[], float] = time.time) -> None:
         try:
             self._strategy = strategy_named(config.sampler.strategy)
         except ValueError as error:

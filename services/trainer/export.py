@@ -23,7 +23,8 @@ from services.trainer.checkpoint import (
 )
 from services.trainer.policy_model import with_adapters
 from shared.atomic_folder import atomic_folder, refuse_filled
-from shared.config.sections import LoraSection, ModelSection
+from shared.config.model_section import ModelSection
+from shared.config.trainer_section import LoraSection
 from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.model.configuration import quietly
 from shared.model.loading import DTYPES, load_causal_lm

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from services.trainer.gradient.forward import CHUNK_BYTES
 from services.trainer.policy_model import with_adapters
 from services.trainer.torchrun import transformer_blocks
-from shared.config.sections import LoraSection
+from shared.config.trainer_section import LoraSection
 from shared.model.configuration import meant_attention
 
 _GRADIENT_COPIES = 2

@@ -31,7 +31,7 @@ from services.trainer.gradient.forward import (
 from services.trainer.gradient.rows import TokenGroup, build_rows, plan_rows
 from services.trainer.parallel import ALONE, Parallel
 from shared.config import NodeConfig
-from shared.config.sections import LoraSection
+from shared.config.trainer_section import LoraSection
 from shared.model.configuration import LONGEST_PROBE, attention_windows
 from shared.model.full_precision import HALF_TOLERANCE, computing_in_float32, is_half
 from shared.model.loading import load_causal_lm, resolve_dtype

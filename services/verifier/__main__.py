@@ -2,7 +2,8 @@
 
 import services.installed  # noqa: F401  (before all else)
 from services.verifier.service import VerifierService
+from shared.config.verifier_config import VerifierConfig
 from shared.runtime import main
 
 if __name__ == "__main__":
-    main("verifier", VerifierService)
+    main("verifier", VerifierConfig, VerifierService)

@@ -26,7 +26,7 @@ from services.verifier.copies import CopyMemory, GroupPrint, ReplayMemory, row_l
 from services.verifier.refusals import BLAME, Problem, Refusal, Refused
 from services.verifier.reputation import Reputation, ScoringCost, Sender, Senders, TaskDifferences
 from services.verifier.trust import Bans, Trust
-from shared.config import NodeConfig
+from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_foreign, unpacked
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
@@ -460,7 +460,7 @@ class BorderRules:
     """Datasets of which no foreign group is taken."""
 
     @classmethod
-    def of(cls, config: NodeConfig, accept: Accept) -> BorderRules:
+    def of(cls, config: VerifierConfig, accept: Accept) -> BorderRules:
         """The rules of a node. accept: `verifier.accepted_tasks`, or the value that replaces `auto`
         if there is no roster but all members are known.
         """

@@ -22,7 +22,7 @@ from services.verifier.refused_messages import RefusedMessages, RefusedRecord
 from services.verifier.rewards import RewardKnowledge
 from services.verifier.swarm_reader import BURST_S, SwarmLink, SwarmReader
 from shared.cancelling import cancel_and_wait, run_until_stopped
-from shared.config import NodeConfig
+from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, ScoredGroup, rollout_id_of
@@ -64,7 +64,7 @@ class Intake:
 
     def __init__(
         self,
-        config: NodeConfig,
+        config: VerifierConfig,
         node: Transport,
         link: SwarmLink,
         border: Border,
@@ -319,7 +319,7 @@ class ForeignStore:
 
     def __init__(
         self,
-        config: NodeConfig,
+        config: VerifierConfig,
         node: Transport,
         border: Border,
         own: LocalModel,

@@ -20,7 +20,7 @@ from services.verifier.figures import Figures
 from services.verifier.rewards import RewardKnowledge
 from services.verifier.sharing import Outbox
 from shared.cancelling import cancel_and_wait
-from shared.config import NodeConfig
+from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, claimed_rollout_id, rollout_id_of
@@ -44,7 +44,7 @@ class LocalScorer:
 
     def __init__(
         self,
-        config: NodeConfig,
+        config: VerifierConfig,
         node: Transport,
         pool: ScorerPool,
         scored: LocalOutcomes,
@@ -252,7 +252,7 @@ class ExhaustedDeliveries:
     longer delivers.
     """
 
-    def __init__(self, config: NodeConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Log) -> None:
+    def __init__(self, config: VerifierConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Log) -> None:
         self._config, self._id, self._node = config, config.node.id, node
         self._scored, self._figures, self._log = scored, figures, log
         self._seen_since: dict[int, float] = {}

@@ -14,7 +14,8 @@ import msgspec
 
 from services.verifier.figures import Figures
 from shared.atomic_files import replace_text
-from shared.config import NodeConfig, scorers_id
+from shared.config.sections import scorers_id
+from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, RewardValues
@@ -53,7 +54,7 @@ class RewardKnowledge:
     rewards.
     """
 
-    def __init__(self, config: NodeConfig, node: Transport, figures: Figures, log: Log) -> None:
+    def __init__(self, config: VerifierConfig, node: Transport, figures: Figures, log: Log) -> None:
         self.rules = PassRules(config.tasks)
         self._config, self._node, self._figures, self._log = config, node, figures, log
         self._scorer = scorers_id(config.tasks)

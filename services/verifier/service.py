@@ -20,7 +20,7 @@ from services.verifier.sharing import Outbox, Reports
 from services.verifier.swarm_reader import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared.cancelling import run_until_stopped
-from shared.config import NodeConfig
+from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.streams import verifier_consumer
@@ -47,7 +47,7 @@ set back.
 class VerifierService:
     """One verifier replica."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: VerifierConfig) -> None:
         """Load the node's key and derive the held-out set, whose questions no foreign group may
         contain.
         """
@@ -151,7 +151,7 @@ class VerifierService:
             await asyncio.sleep(QUEUES_PERIOD_S)
 
 
-def _own_key(config: NodeConfig) -> SigningKey:
+def _own_key(config: VerifierConfig) -> SigningKey:
     """The key that signs what the node shares, made at its first start.
 
     Raises:
@@ -170,7 +170,7 @@ def _own_key(config: NodeConfig) -> SigningKey:
     return load_or_create(path)
 
 
-def _replay_capacity(config: NodeConfig) -> int:
+def _replay_capacity(config: VerifierConfig) -> int:
     """Room for all groups until they are too old to be accepted, so that the age check refuses
     those that are forgotten.
     """
@@ -178,6 +178,6 @@ def _replay_capacity(config: NodeConfig) -> int:
     return max(verifier.replay_memory, min(MAX_REPLAY_MEMORY, int(verifier.intake_groups_per_s * _longest_s(config)) + 1))
 
 
-def _longest_s(config: NodeConfig) -> float:
+def _longest_s(config: VerifierConfig) -> float:
     """Return how long after its acceptance a group is still young enough to be accepted again."""
     return config.verifier.max_age_s + config.verifier.max_clock_skew_s

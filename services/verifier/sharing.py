@@ -16,8 +16,8 @@ from msgspec import structs
 from services.verifier.border import LocalModel, without_tokens
 from services.verifier.figures import Figures
 from services.verifier.swarm_reader import SwarmLink
-from shared.config import NodeConfig
-from shared.config.sections import VerifierSection
+from shared.config.verifier_config import VerifierConfig
+from shared.config.verifier_section import VerifierSection
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import EvalReport, NameInSwarm, NodeRecord, PolicyPointer
@@ -196,7 +196,9 @@ RECORD_RETRY_S = 1.0
 class Reports:
     """Writes the node's directory entry and forwards its held-out scores."""
 
-    def __init__(self, config: NodeConfig, key: SigningKey, node: Transport, link: SwarmLink, own: LocalModel, log: Log) -> None:
+    def __init__(
+        self, config: VerifierConfig, key: SigningKey, node: Transport, link: SwarmLink, own: LocalModel, log: Log
+    ) -> None:
         self._config = config
         self._id = config.node.id
         self._key = key

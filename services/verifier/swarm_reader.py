@@ -14,7 +14,7 @@ import structlog
 
 from services.verifier.fair_queue import TokenBucket
 from services.verifier.figures import Figures
-from shared.config import NodeConfig
+from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import IntakeCursor
@@ -35,7 +35,7 @@ class SwarmLink:
     made, the transport reconnects by itself.
     """
 
-    def __init__(self, config: NodeConfig, transport: Transport | None, figures: Figures, log: Log) -> None:
+    def __init__(self, config: VerifierConfig, transport: Transport | None, figures: Figures, log: Log) -> None:
         """`transport`: the connection made at the start, or None."""
         self._config = config
         self._transport = transport
@@ -170,7 +170,7 @@ ASKED_SUBJECTS = 16
 class SwarmReader:
     """The reader of one replica."""
 
-    def __init__(self, config: NodeConfig, node: Transport, figures: Figures) -> None:
+    def __init__(self, config: VerifierConfig, node: Transport, figures: Figures) -> None:
         self._id = config.node.id
         self._node = node
         self._figures = figures

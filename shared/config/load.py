@@ -1,5 +1,7 @@
-"""Load a node's configuration: TOML file, then environment (`SWARM_TRAINER__LEARNING_RATE=1e-5`),
-then explicit overrides; and say what is wrong with it, one line per fault.
+"""Load a configuration, or a role's part of it: TOML file, then environment
+(`SWARM_TRAINER__LEARNING_RATE=1e-5`), then explicit overrides; and say what is wrong with it, one
+line per fault. A role reads and checks the sections that it uses; of the others it checks the
+names.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -24,42 +26,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from shared.config.section import setting_name
-from shared.config.sections import (
-    EvalSection,
-    GeneratorSection,
-    HttpSection,
-    LogSection,
-    ModelSection,
-    NatsSection,
-    NodeSection,
-    PolicyStoreSection,
-    SamplerSection,
-    TaskSpec,
-    TracingSection,
-    TrackingSection,
-    TrainerSection,
-    VerifierSection,
-    rewards_from,
-)
-from shared.config.trainer_section import COMMON_OPTIONS, TrainerConstants
+from shared.config.section import Section, setting_name
 from shared.plain_files import read_named
-from shared.registry import (
-    ENGINES,
-    OBJECTIVES,
-    POLICY_STORES,
-    STRATEGIES,
-    TASK_SOURCES,
-    TRACKERS,
-    VERIFIERS,
-    Registry,
-    asked_for,
-    closest,
-    did_you_mean,
-    policy_store_name,
-)
-from shared.reward_files import parts_of
-from shared.roles import ROLES, Role
+from shared.registry import Registry, asked_for, closest, did_you_mean
+from shared.roles import Role
 from shared.text import error_text, visible
 
 ENV_PREFIX = "SWARM_"
@@ -69,97 +39,62 @@ MAX_FILE_BYTES = 4 * 2**20
 _LONGEST_VALUE = 200
 """Characters shown of a wrong value."""
 
+SECTIONS = (
+    *("node", "nats", "model", "tasks", "generator", "eval", "verifier", "sampler", "trainer"),
+    *("policy_store", "tracking", "tracing", "http", "log"),
+)
+"""All sections of a configuration, in the order in which people read them."""
+
 Location = tuple[int | str, ...]
+Entry = tuple[Role, Registry, str]
+"""The registry and name of an entry that a configuration names, and the role that uses it first."""
 
 
 class ConfigError(ValueError):
     """The configuration is invalid. The message names each field, its problem and where the value
     came from. `faults`: its lines, one for each problem; empty if the file could not be read.
-    `rest`: the values that are not at fault; None if that is not known.
+    `places`: where the values at fault are; None if the file could not be read.
     """
 
-    def __init__(self, message: str, faults: Sequence[str] = (), rest: SoundValues | None = None) -> None:
+    def __init__(self, message: str, faults: Sequence[str] = (), places: frozenset[Location] | None = None) -> None:
         super().__init__(message)
         self.faults = faults
-        self.rest = rest
+        self.places = places
 
 
-class SoundValues(NamedTuple):
-    """The values of a configuration that are not at fault. `config`: these alone, in sections that
-    need not fit together. `removed`: what is not in it, as `("trainer", "learning_rate")`; of a
-    faulty task source the whole entry, as `("tasks", 0)`. `places`: the place in the list, as it
-    was written, of each task source that is left.
-    """
-
-    config: NodeConfig
-    removed: frozenset[Location]
-    places: tuple[int, ...]
-
-
-class NodeConfig(BaseSettings):
-    """The configuration of a node's four services."""
+class Config(BaseSettings):
+    """Base of a node's configuration and of its roles' parts."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
     )
 
-    node: NodeSection = Field(default_factory=NodeSection)
-    nats: NatsSection = Field(default_factory=NatsSection)
-    model: ModelSection = Field(default_factory=ModelSection)
-    tasks: list[TaskSpec] = Field(default_factory=list)
-    generator: GeneratorSection = Field(default_factory=GeneratorSection)
-    eval: EvalSection = Field(default_factory=EvalSection)
-    verifier: VerifierSection = Field(default_factory=VerifierSection)
-    sampler: SamplerSection = Field(default_factory=SamplerSection)
-    trainer: TrainerSection = Field(default_factory=TrainerSection)
-    policy_store: PolicyStoreSection = Field(default_factory=PolicyStoreSection)
-    tracking: TrackingSection = Field(default_factory=TrackingSection)
-    tracing: TracingSection = Field(default_factory=TracingSection)
-    http: HttpSection = Field(default_factory=HttpSection)
-    log: LogSection = Field(default_factory=LogSection)
-
     @model_validator(mode="after")
-    def _combinations(self) -> NodeConfig:
-        if not _sources.only_sound and (problems := list(self._problems_together())):
+    def _combinations(self) -> Config:
+        if not _sources.only_sound and (problems := list(self.problems())):
             raise ValueError("\n".join(problems))
         return self
 
-    def _problems_together(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Problems that involve several sections. Only what could never run is refused."""
-        if not self.tasks:
-            yield (
-                "tasks: at least one [[tasks]] entry is needed, because a configuration file replaces the demo's: begin "
-                "with `swarm config show --all > node.toml`, or choose dataset names from `swarm task list`"
-            )
-        if self.sampler.local + self.sampler.external == 0:
-            yield "sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0"
-        if self.sampler.external and self.nats.swarm_url is None:
-            yield (
-                f"sampler.external is {self.sampler.external} but nats.swarm_url is none: there is no swarm to receive foreign "
-                "groups from; set sampler.external = 0 or set nats.swarm_url"
-            )
-        if self.generator.engine == "openai" and not self.generator.openai_url:
-            yield "generator.engine is openai: set generator.openai_url to the server's base URL"
+        yield from ()
 
-    @property
-    def max_foreign_completions(self) -> int:
-        return self.verifier.max_foreign_completions or 2 * self.generator.completions
+    def entries(self) -> Iterator[Entry]:
+        """The entries that it names. A word that leaves the choice to the service, such as `auto`,
+        is not among them.
+        """
+        yield from ()
 
-    @property
-    def max_foreign_tokens(self) -> int:
-        return int(self.verifier.max_foreign_length * self.generator.max_new_tokens)
+    def ignored_entries(self, role: Role | None = None) -> list[str]:
+        """A sentence for each name where a package's entry of that name is ignored. role: only
+        names that it uses.
+        """
+        return [told for user, registry, name in self.entries() if role in (None, user) and (told := registry.ignored(name))]
 
-    @property
-    def policy_store_uri(self) -> str:
-        """The policy store's URI; by default a folder in the run's folder."""
-        return self.policy_store.uri or (self.node.run_dir / "policies").absolute().as_uri()
-
-    def http_port(self, role: str) -> int:
-        """Port of a role's /metrics; 0: any free port."""
-        if self.http.port is not None:
-            return self.http.port
-        offset = ROLES.index(role)
-        return self.http.base_port + offset if self.http.base_port else 0
+    @classmethod
+    def placed(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The values of a file in `folder`, with whole paths where they depend on it."""
+        return values
 
     @classmethod
     def settings_customise_sources(
@@ -170,33 +105,45 @@ class NodeConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Overrides, then environment, then the TOML file, as `load_config` chose them."""
+        """Overrides, then environment, then the TOML file, as `load` chose them."""
         if isinstance(env_settings, EnvSettingsSource):
             env_settings.env_vars = {name.lower(): value for name, value in _sources.variables.items()}
-        return init_settings, env_settings, InitSettingsSource(settings_cls, _sources.file)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, cls._read(_sources.file))
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values without other roles' sections."""
+        return {name: value for name, value in values.items() if name in cls.model_fields or name not in SECTIONS}
+
+
+C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sources:
-    """The file and the variables of the configuration being loaded. pydantic-settings asks the
-    class for its sources and passes nothing along, so this is kept in a module variable.
+class Sources:
+    """The file and the variables of a configuration. pydantic-settings asks the class for its
+    sources and passes nothing along, so those being loaded are in a module variable. only_sound:
+    values at fault were removed, so that sections need not fit together.
     """
 
     file: dict[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
     only_sound: bool = False
-    """Values at fault were removed, so that sections need not fit together."""
 
 
-_sources = _Sources()
+_sources = Sources()
 
 
-def load_config(
-    path: Path | None = None, overrides: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
-) -> NodeConfig:
-    """Load and check a node's configuration.
+def load(
+    kind: type[C],
+    path: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> C:
+    """Load and check a configuration.
 
     Args:
+        kind: What is read of it.
         path: TOML file; None uses the file that `SWARM_CONFIG` names, if any.
         overrides: Nested values that override everything, e.g. `{"node": {"id": "beta"}}`.
         environment: Variables; None uses this process's.
@@ -205,80 +152,51 @@ def load_config(
         ConfigError: with one line per problem: field or environment variable, what is wrong, what
             was given.
     """
-    given = os.environ if environment is None else environment
-    chosen = path or (Path(given[CONFIG_FILE_VARIABLE]) if given.get(CONFIG_FILE_VARIABLE) else None)
-    misread = _variable_problems(given)
-    variables = {name: value for name, value in given.items() if name not in misread}
-    faults = list(misread.values())
+    chosen = _chosen_file(path, environment)
     try:
-        file = _read_toml(chosen) if chosen is not None else {}
-        if chosen is not None and "tasks" in file:
-            file["tasks"] = rewards_from(file["tasks"], chosen.parent)
+        sources, faults = read_sources(kind, path, environment)
     except ConfigError as error:
-        _, further, _ = _built(_Sources({}, variables), {})
+        sources, faults = _variables(kind, environment)
+        _, further, _ = built(kind, sources, {})
         of_variables = [line for line in further if line.startswith("environment variable")]
         raise ConfigError("\n".join([str(error), *faults, *of_variables])) from None
-    config, further, places = _built(_Sources(file, variables), overrides or {})
+    config, further, places = built(kind, sources, overrides or {})
     faults += further
     if config is None or faults:
-        rest = _sound_values(_Sources(file, variables, only_sound=True), overrides or {}, places)
-        raise ConfigError(_together(faults, chosen), faults, rest)
+        raise ConfigError(_together(faults, chosen), faults, frozenset(places))
     return config
 
 
-def _built(sources: _Sources, overrides: Mapping[str, Any]) -> tuple[NodeConfig | None, list[str], set[Location]]:
+def read_sources(kind: type[Config], path: Path | None, environment: Mapping[str, str] | None) -> tuple[Sources, list[str]]:
+    """The file's values and the variables that can be read, and a line for each other variable.
+    Raises ConfigError if the file cannot be read.
+    """
+    sources, faults = _variables(kind, environment)
+    chosen = _chosen_file(path, environment)
+    return (sources if chosen is None else replace(sources, file=kind.placed(_read_toml(chosen), chosen.parent))), faults
+
+
+def _chosen_file(path: Path | None, environment: Mapping[str, str] | None) -> Path | None:
+    named = (os.environ if environment is None else environment).get(CONFIG_FILE_VARIABLE)
+    return path or (Path(named) if named else None)
+
+
+def _variables(kind: type[Config], environment: Mapping[str, str] | None) -> tuple[Sources, list[str]]:
+    given = os.environ if environment is None else environment
+    misread = _variable_problems(kind, given)
+    return Sources({}, {name: value for name, value in given.items() if name not in misread}), list(misread.values())
+
+
+def built(kind: type[C], sources: Sources, overrides: Mapping[str, Any]) -> tuple[C | None, list[str], set[Location]]:
     """The configuration, or a line for each fault and the places of the faults."""
     global _sources
     before, _sources = _sources, sources
     try:
-        return NodeConfig(**overrides), [], set()
+        return kind(**kind._read(overrides)), [], set()
     except ValidationError as error:
-        return None, _faults_of(error, sources.variables), {_without_kind(problem)[0] for problem in error.errors()}
+        return None, _faults_of(kind, error, sources.variables), {_without_kind(problem)[0] for problem in error.errors()}
     finally:
         _sources = before
-
-
-def _sound_values(sources: _Sources, overrides: Mapping[str, Any], faulty: set[Location]) -> SoundValues | None:
-    """The values without those at fault; None if that cannot be told, as where an override is at
-    fault.
-    """
-    removed = {_removed_with(location) for location in faulty if location}
-    tasks = sources.file.get("tasks")
-    places = tuple(place for place in range(len(tasks) if isinstance(tasks, list) else 0) if ("tasks", place) not in removed)
-    variables = {name: value for name, value in sources.variables.items() if name not in _set_by(faulty, sources.variables)}
-    config, _, still = _built(replace(sources, file=_without(sources.file, removed), variables=variables), overrides)
-    if config is None or still:
-        return None
-    written = len(places) == len(config.tasks)
-    return SoundValues(config, frozenset(removed), places if written else tuple(range(len(config.tasks))))
-
-
-def _set_by(locations: Iterable[Location], variables: Mapping[str, str]) -> set[str | None]:
-    return {_variable_at(location, variables) for location in locations}
-
-
-def _removed_with(location: Location) -> Location:
-    """The entry or key to remove for a fault at `location`: lists of plain values go as a whole."""
-    place = next((place for place, part in enumerate(location) if isinstance(part, int)), None)
-    if place is None:
-        return location
-    return location[: place + 1] if location[0] == "tasks" else location[:place]
-
-
-def _without(values: Mapping[str, Any], removed: Iterable[Location], at: Location = ()) -> dict[str, Any]:
-    """A copy of nested values without those at `removed`."""
-    kept: dict[str, Any] = {}
-    for name, value in values.items():
-        here = (*at, name)
-        if here in removed:
-            continue
-        if isinstance(value, Mapping):
-            kept[name] = _without(value, removed, here)
-        elif isinstance(value, list):
-            kept[name] = [each for place, each in enumerate(value) if (*here, place) not in removed]
-        else:
-            kept[name] = value
-    return kept
 
 
 def setting_variables(variables: Iterable[str]) -> list[str]:
@@ -310,23 +228,23 @@ def _read_toml(path: Path) -> dict[str, Any]:
 # Variables are checked before pydantic reads them, because its messages do not name them.
 
 
-def _variable_problems(variables: Mapping[str, str]) -> dict[str, str]:
+def _variable_problems(kind: type[Config], variables: Mapping[str, str]) -> dict[str, str]:
     """Problems by variable name: variables that name no section, and plain text where JSON is
     needed.
     """
     problems = {}
     for name in setting_variables(variables):
         path = name[len(ENV_PREFIX) :].lower().split("__")
-        if path[0] not in NodeConfig.model_fields:
-            names = ", ".join(sorted([*NodeConfig.model_fields, "config"]))
-            hint = did_you_mean(path[0], NodeConfig.model_fields)
+        if path[0] not in SECTIONS:
+            names = ", ".join(sorted([*SECTIONS, "config"]))
+            hint = did_you_mean(path[0], SECTIONS)
             problems[name] = (
                 f"environment variable {visible(name, 120)}: no section {visible(repr(path[0]), 120)}; "
                 f"{f'{hint} ' if hint else ''}sections are {names}"
             )
             continue
-        kinds = _kinds(path)
-        structured = [kind for kind in kinds if _is_structured(kind)]
+        kinds = _kinds(kind, path)
+        structured = [each for each in kinds if _is_structured(each)]
         if structured and variables[name] not in _words(kinds) and not _is_json(variables[name]):
             form = _as_json(variables[name], structured[0])
             given = visible(repr(variables[name]), 200)
@@ -334,11 +252,11 @@ def _variable_problems(variables: Mapping[str, str]) -> dict[str, str]:
     return problems
 
 
-def _kinds(path: list[str]) -> list[Any]:
+def _kinds(config: type[Config], path: list[str]) -> list[Any]:
     """The types that the setting at `path` may have. Empty for an unknown setting, because pydantic
     has the better message for it.
     """
-    kinds: list[Any] = [NodeConfig]
+    kinds: list[Any] = [config]
     for name in path:
         section = next((kind for kind in kinds if _is_section(kind)), None)
         if section is None or name not in section.model_fields:
@@ -382,14 +300,15 @@ def _as_json(text: str, kind: Any) -> str:
 _KIND = re.compile(r"(?:literal|list|tuple|dict)\[.*\]|int|float|bool|str|none", re.DOTALL)
 
 
-def _faults_of(error: ValidationError, variables: Mapping[str, str]) -> list[str]:
+def _faults_of(config: type[Config], error: ValidationError, variables: Mapping[str, str]) -> list[str]:
     """A line for each fault: several for a message of several lines, and one for a value that is
     none of several kinds.
     """
     found: dict[tuple[Location, str], list[str]] = {}
     for problem in error.errors():
         location, kind = _without_kind(problem)
-        message, got, given = _message(problem).partition(", got ") if kind else (_message(problem), "", "")
+        told = _message(config, problem)
+        message, got, given = told.partition(", got ") if kind else (told, "", "")
         for line in message.splitlines():
             found.setdefault((location, got + given or line), []).append(line)
     return [
@@ -399,12 +318,12 @@ def _faults_of(error: ValidationError, variables: Mapping[str, str]) -> list[str
 
 def _line(location: Location, message: str, variables: Mapping[str, str]) -> str:
     """The field, or the variable that sets it, and what is wrong."""
-    name, variable = setting_name(location), _variable_at(location, variables)
+    name, variable = setting_name(location), variable_at(location, variables)
     where = f"environment variable {variable} ({name})" if variable else name
     return f"{where}: {message}" if name else message
 
 
-def _variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
+def variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
     """The environment variable that sets the value at `location`, either directly or as JSON for
     the section or list around it. None if no variable does.
     """
@@ -427,13 +346,13 @@ def _reaches(text: str, location: Location) -> bool:
     return True
 
 
-def _message(problem: ErrorDetails) -> str:
+def _message(config: type[Config], problem: ErrorDetails) -> str:
     """Say what is wrong, with what was meant where pydantic's own words do not lead there."""
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        if gone := _no_longer(problem["loc"]):
+        if gone := _no_longer(config, problem["loc"]):
             return gone
-        hint = meant_key(problem["loc"]) or "remove it or correct its spelling"
+        hint = meant_key(config, problem["loc"]) or "remove it or correct its spelling"
         return f"unknown key; {hint} (`swarm config show --all` lists all keys)"
     if problem["loc"] == ("tasks",) and isinstance(problem["input"], dict):
         return "is a single table, and must be a list of them: write [[tasks]] instead of [tasks]"
@@ -511,31 +430,21 @@ OTHER_NAMES = {
 but may be misspelt themselves.
 """
 
-_MOVED = {
-    **{f"trainer.{name}": f"trainer.constants.{name}" for name in TrainerConstants.model_fields},
-    **{f"trainer.{name}": f"trainer.objective_options.{name}" for name in COMMON_OPTIONS},
-    **{f"trainer.cispo_{name}": f"trainer.objective_options.{name}" for name in ("min", "max")},
-    "trainer.m2_threshold": "trainer.objective_options.threshold",
-    "trainer.oapl_scale": "trainer.objective_options.scale",
-    "trainer.oapl_value_beta": "trainer.objective_options.value_beta",
-    **{f"trainer.vespo_{sign}": f"trainer.objective_options.{sign}_power and {sign}_rate" for sign in ("positive", "negative")},
-    "trainer.schedule_steps": "trainer.max_steps, where every schedule ends",
-}
-"""Former settings, and what to write instead."""
 
-
-def _no_longer(location: Location) -> str:
+def _no_longer(config: type[Config], location: Location) -> str:
     """Say what became of a former setting; empty if the key was never one."""
-    name = ".".join(map(str, location))
-    if name in _MOVED:
-        return f"no longer a setting of its own: write {_MOVED[name]}"
-    section = _section(location[:-1])
-    if section is not None and str(location[-1]) in section.__class_vars__:
-        return f"no longer a setting: it is fixed at {getattr(section, str(location[-1]))!r}; remove it"
+    *path, key = location
+    if (section := _section(config, path)) is None or not issubclass(section, Section):
+        return ""
+    name = str(key)
+    if name in section.FORMER:
+        return f"no longer a setting of its own: write {section.FORMER[name]}"
+    if name in section.__class_vars__:
+        return f"no longer a setting: it is fixed at {getattr(section, name)!r}; remove it"
     return ""
 
 
-def meant_key(location: Location) -> str:
+def meant_key(config: type[Config], location: Location) -> str:
     """A question to ask about the unknown key at `location`; empty if there is no good guess.
 
     Example: for `("trainer", "learing_rate")` it is `did you mean learning_rate?`; for `("trainer",
@@ -545,17 +454,17 @@ def meant_key(location: Location) -> str:
     *path, key = location
     if usual := OTHER_NAMES.get(str(key)):
         return asked_for([usual])
-    section = _section(path)
+    section = _section(config, path)
     name = str(key)
-    elsewhere = [found for found in _keys(NodeConfig) if found.rpartition(".")[2] == name]
+    elsewhere = [found for found in _keys(config) if found.rpartition(".")[2] == name]
     if elsewhere:
         return asked_for(sorted(elsewhere)[:3])
     close = closest(name, [*(section.model_fields if section else ()), *OTHER_NAMES])
     return asked_for(dict.fromkeys(OTHER_NAMES.get(each, each) for each in close))
 
 
-def _section(path: Sequence[int | str]) -> type[BaseModel] | None:
-    section: type[BaseModel] | None = NodeConfig
+def _section(config: type[Config], path: Sequence[int | str]) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = config
     for name in path:
         if isinstance(name, int):
             continue  # an index into a list, whose section was already found by the list's name
@@ -579,28 +488,3 @@ def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
         elif name != "tasks":
             yield from _keys(inner, f"{prefix}{name}.")
-
-
-def chosen_entries(config: NodeConfig) -> Iterator[tuple[Role, Registry, str]]:
-    """The registry and name of each entry that the configuration names, and the role that uses it
-    first. A word that leaves the choice to the service, such as `auto`, is not among them.
-    """
-    yield "trainer", OBJECTIVES, config.trainer.objective
-    yield "sampler", STRATEGIES, config.sampler.strategy
-    if config.generator.engine != "auto":
-        yield "generator", ENGINES, config.generator.engine
-    yield "trainer", POLICY_STORES, policy_store_name(config.policy_store_uri)
-    for name in dict.fromkeys(part.use for spec in config.tasks for part in parts_of(spec.verifier) if not part.file):
-        yield "verifier", VERIFIERS, name
-    for name in dict.fromkeys(spec.dataset for spec in config.tasks):
-        yield "generator", TASK_SOURCES, name
-    if isinstance(config.tracking.trackers, list):
-        for name in config.tracking.trackers:
-            yield "trainer", TRACKERS, name
-
-
-def ignored_entries(config: NodeConfig, role: Role | None = None) -> list[str]:
-    """A sentence for each name that the configuration chooses where a package's entry of that name
-    is ignored. role: only names that it uses.
-    """
-    return [told for user, registry, name in chosen_entries(config) if role in (None, user) and (told := registry.ignored(name))]

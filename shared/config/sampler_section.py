@@ -1,14 +1,19 @@
-"""Settings of the sampler. Every field's description states its meaning, its unit and the reason
-for its default.
+"""The sampler's settings, and all that it reads. Every field's description states its meaning,
+its unit and the reason for its default.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from shared.config.load import Entry
+from shared.config.node_sections import ProcessConfig
 from shared.config.section import Section
+from shared.config.sections import TaskSpec, rewards_from
 from shared.registry import STRATEGIES
 
 _MOST_GROUPS = 65_536
@@ -110,3 +115,36 @@ class SamplerSection(Section):
                 "lower replay or raise replay_batches"
             )
         return self
+
+
+class SamplerConfig(ProcessConfig):
+    """The part of a node's configuration that the sampler reads."""
+
+    tasks: list[TaskSpec] = Field(default_factory=list)
+    sampler: SamplerSection = Field(default_factory=SamplerSection)
+
+    @classmethod
+    def placed(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The values of a file in `folder`, with the whole paths of the rewards that it names."""
+        return {**values, "tasks": rewards_from(values["tasks"], folder)} if "tasks" in values else values
+
+    def problems(self) -> Iterator[str]:
+        """As in the base class."""
+        if not self.tasks:
+            yield (
+                "tasks: at least one [[tasks]] entry is needed, because a configuration file replaces the demo's: begin "
+                "with `swarm config show --all > node.toml`, or choose dataset names from `swarm task list`"
+            )
+        if self.sampler.local + self.sampler.external == 0:
+            yield "sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0"
+        if self.sampler.external and self.nats.swarm_url is None:
+            yield (
+                f"sampler.external is {self.sampler.external} but nats.swarm_url is none: there is no swarm to receive foreign "
+                "groups from; set sampler.external = 0 or set nats.swarm_url"
+            )
+        yield from super().problems()
+
+    def entries(self) -> Iterator[Entry]:
+        """As in the base class."""
+        yield "sampler", STRATEGIES, self.sampler.strategy
+        yield from super().entries()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import AnyDtype, Section
-from shared.registry import OBJECTIVES
+from shared.registry import OBJECTIVES, TRACKERS
 
 COMMON_OPTIONS = ("aggregation", "advantage_scale", "count_uninformative", "dual_clip")
 """Names in `trainer.objective_options` that every objective of this project has."""
@@ -227,6 +227,16 @@ RAW = {
 class TrainerSection(ObjectiveSection):
     """Advantages, loss, optimizer, checkpoints."""
 
+    FORMER: ClassVar[dict[str, str]] = {
+        **{name: f"trainer.constants.{name}" for name in TrainerConstants.model_fields},
+        **{name: f"trainer.objective_options.{name}" for name in COMMON_OPTIONS},
+        **{f"cispo_{name}": f"trainer.objective_options.{name}" for name in ("min", "max")},
+        "m2_threshold": "trainer.objective_options.threshold",
+        "oapl_scale": "trainer.objective_options.scale",
+        "oapl_value_beta": "trainer.objective_options.value_beta",
+        **{f"vespo_{sign}": f"trainer.objective_options.{sign}_power and {sign}_rate" for sign in ("positive", "negative")},
+        "schedule_steps": "trainer.max_steps, where every schedule ends",
+    }
     keep_best: ClassVar[bool] = True
     """Also keep the checkpoint with the best held-out result, as a run may fall from it."""
 
@@ -296,3 +306,37 @@ class TrainerSection(ObjectiveSection):
         if isinstance(values, dict) and values.get("foreign") == "raw" and isinstance(values.get("constants", {}), dict):
             return {**values, "constants": {**RAW, **values.get("constants", {})}}
         return values
+
+
+class TrackingSection(Section):
+    """Experiment trackers to which the trainer also sends its metrics; see
+    docs/extend/tracker.md.
+    """
+
+    trackers: Literal["auto"] | list[str] = Field(
+        "auto",
+        description="auto: TensorBoard if it is installed. Or a list of tensorboard, wandb, trackio and `swarm.trackers` entry "
+        "points. []: none.",
+    )
+    project: str = Field(
+        "swarm",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="The project under which a tracker files the run. The run itself is named after node.run and node.id.",
+    )
+    online: bool = Field(
+        False,
+        description="Whether a tracker may contact a server; account and address come from its own environment variables. "
+        "False: everything stays in node.var_dir.",
+    )
+    options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict,
+        description="Settings of a tracker from an installed package, by name; see that tracker's documentation.",
+    )
+
+    @field_validator("trackers")
+    @classmethod
+    def _trackers_are_known(cls, value: str | list[str]) -> str | list[str]:
+        if isinstance(value, list):
+            for name in value:
+                TRACKERS.check(name)
+        return value

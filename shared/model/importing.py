@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from transformers import AutoConfig, AutoTokenizer
 
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.hub_models import hub_arguments, pin_problem
 from shared.model.chat_template import ending_token, with_fixed_date
 from shared.model.configuration import ModelLoadError, check_not_quantised, quietly, read_configuration, reading

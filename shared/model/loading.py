@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from shared.config.model_section import ModelSection
 from shared.config.section import Dtype
-from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments
 from shared.model.configuration import ModelLoadError, check_not_quantised, meant_attention, quietly, read_configuration, reading
 from shared.model.reading import check_source

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import AutoTokenizer
 from transformers.utils.hub import cached_file
 
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.hub_models import hub_arguments, may_only_be_folder, pin_problem
 from shared.model.chat_template import ending_token, template_problem
 from shared.model.configuration import ModelLoadError, read_configuration, reading, rope_problem, steady_rope_length

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from shared.cancelling import cancel_and_wait
-from shared.config import NodeConfig
+from shared.config.node_sections import ProcessConfig
 from shared.contracts import subjects
 from shared.contracts.control import LeaseRecord
 from shared.contracts.subjects import FINDINGS_KEY, SENDERS_PREFIX
@@ -51,7 +51,7 @@ def sole_keys(role: str, replica: str) -> tuple[str, ...]:
     return (f"{SENDERS_PREFIX}{replica}", status) if role == "verifier" else (status,)
 
 
-async def lock_folder(config: NodeConfig, role: str, log: Log) -> FolderLock | None:
+async def lock_folder(config: ProcessConfig, role: str, log: Log) -> FolderLock | None:
     """Lock this process's part of the run's folder. None if the folder does not support locks; then
     only the lease keeps others away.
 
@@ -75,7 +75,7 @@ async def lock_folder(config: NodeConfig, role: str, log: Log) -> FolderLock | N
         return None
 
 
-async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str, log: Log) -> Lease:
+async def take_lease(plane: Transport, config: ProcessConfig, role: str, place: str, log: Log) -> Lease:
     """Wait until this process holds the lease of its role or replica.
 
     Raises: NameTaken: another run has the name, or a live process has the lease. NotConnected: the
@@ -117,7 +117,7 @@ async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str
 
 
 @asynccontextmanager
-async def leased(plane: Transport, lease: Lease, config: NodeConfig, role: str, log: Log) -> AsyncIterator[Transport]:
+async def leased(plane: Transport, lease: Lease, config: ProcessConfig, role: str, log: Log) -> AsyncIterator[Transport]:
     """The node plane for the holder of `lease`, which is renewed meanwhile and released at the end.
     Raises TransportError.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.config import NodeConfig
+from shared.config.node_sections import ProcessConfig
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 
@@ -12,7 +12,7 @@ def for_process(template: str, node: str, role: str) -> str:
     return template.replace("{node}", node).replace("{role}", role)
 
 
-async def connect_node_plane(config: NodeConfig, role: str, *, timeout_s: float | None = None, url: str = "") -> Transport:
+async def connect_node_plane(config: ProcessConfig, role: str, *, timeout_s: float | None = None, url: str = "") -> Transport:
     """The node plane, as the user of `role` (`operator` for a person's commands). Raises what
     `connect` raises.
     """
@@ -27,7 +27,7 @@ async def connect_node_plane(config: NodeConfig, role: str, *, timeout_s: float 
     )
 
 
-async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float, url: str = "") -> Transport:
+async def connect_swarm_plane(config: ProcessConfig, role: str, *, timeout_s: float, url: str = "") -> Transport:
     """The swarm plane, as this node's user. Raises what `connect` raises, and ValueError for a node
     without a swarm.
     """

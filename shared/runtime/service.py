@@ -19,14 +19,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from shared.cancelling import StillRunningError, cancel_and_wait
-from shared.config import ConfigError, NodeConfig, load_config
-from shared.config.load import ignored_entries
+from shared.config.load import ConfigError, load
+from shared.config.node_sections import ProcessConfig
 from shared.contracts.status_figures import STOPPED
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.lease.folder import FolderLock
@@ -51,7 +51,7 @@ from shared.transport.base import AccessDenied, NotConnected, Transport, Transpo
 class ServiceContext:
     """Parts that the runtime passes to a service."""
 
-    config: NodeConfig
+    config: ProcessConfig
     role: Role
     replica: str
     node: Transport
@@ -92,19 +92,24 @@ class Service(Protocol):
         ...
 
 
-def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
-    """Run one service in its own process: `python -m services.<role> [--config FILE]`."""
+C = TypeVar("C", bound=ProcessConfig)
+
+
+def main(role: Role, kind: type[C], build: Callable[[C], Service]) -> NoReturn:
+    """Run one service in its own process: `python -m services.<role> [--config FILE]`. kind: the
+    part of the configuration that it reads.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}", description=f"The {role} of one swarm node.")
     parser.add_argument("--config", type=Path, help="the node's TOML file (default: the file named by SWARM_CONFIG)")
     arguments = parser.parse_args()
     try:
-        config = load_config(arguments.config)
+        config = load(kind, arguments.config)
     except ConfigError as error:
         print(f"{role}: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)
     configure_logging(level=config.log.level, log_format=config.log.format, file=config.node.run_dir / f"{role}.log")
     log = structlog.get_logger(role).bind(node=config.node.id, role=role)
-    for sentence in ignored_entries(config, role):
+    for sentence in config.ignored_entries(role):
         log.warning("entry_point_ignored", reason=sentence)
     try:
         code = asyncio.run(_live(role, config, build, log))
@@ -133,7 +138,7 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> int:
+async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) -> int:
     """Run from installing the signal handlers to the last status. The health server starts first
     and stops last, so that a probe can always learn why the process is not ready. Returns the exit
     code.
@@ -246,7 +251,7 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, known: 
 
 
 async def _join_node_plane(
-    config: NodeConfig, role: Role, place: str, log: Log, stopping: asyncio.Event
+    config: ProcessConfig, role: Role, place: str, log: Log, stopping: asyncio.Event
 ) -> tuple[Transport, Lease, KnownStreams] | None:
     """The node plane, this process's lease on it, and its streams, which exist; None if the process
     is stopped in the meantime.
@@ -264,7 +269,7 @@ async def _join_node_plane(
         raise FatalError(str(error)) from None
 
 
-async def _open_node_plane(config: NodeConfig, role: Role, place: str, log: Log) -> tuple[Transport, Lease, KnownStreams]:
+async def _open_node_plane(config: ProcessConfig, role: Role, place: str, log: Log) -> tuple[Transport, Lease, KnownStreams]:
     nats, node = config.nats, config.node
     transport = await connect_node_plane(config, role)
     try:
@@ -279,7 +284,7 @@ async def _open_node_plane(config: NodeConfig, role: Role, place: str, log: Log)
         raise
 
 
-async def _connect_swarm_plane(config: NodeConfig, log: Log) -> Transport | None:
+async def _connect_swarm_plane(config: ProcessConfig, log: Log) -> Transport | None:
     swarm: Transport | None = None
     try:
         swarm = await connect_swarm_plane(config, "verifier", timeout_s=min(5.0, config.nats.connect_timeout_s))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from shared.config import NodeConfig
+from shared.config.node_sections import ProcessConfig
 from shared.runtime.exits import FatalError
 from shared.runtime.logs import Log
 from shared.seeds import number_from
@@ -130,14 +130,14 @@ _OWN_SESSION = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER"
 _MISSING = "needs the packages of the extra otel, which are not installed: pip install 'swarm-rl[otel]'"
 
 
-def is_wanted(config: NodeConfig, environment: Mapping[str, str]) -> bool:
+def is_wanted(config: ProcessConfig, environment: Mapping[str, str]) -> bool:
     """Check whether an endpoint is set, by the setting or by OpenTelemetry's own variables."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     return bool(config.tracing.otlp_endpoint or any(environment.get(name) for name in ENDPOINT_VARIABLES))
 
 
-def tracing_problems(config: NodeConfig, environment: Mapping[str, str]) -> list[str]:
+def tracing_problems(config: ProcessConfig, environment: Mapping[str, str]) -> list[str]:
     """A problem with its remedy if spans are wanted and cannot be sent; else nothing."""
     if not is_wanted(config, environment) or is_installed():
         return []
@@ -153,7 +153,7 @@ def is_installed() -> bool:
         return False
 
 
-def open_spans(config: NodeConfig, role: str, log: Log) -> SpanSink | None:
+def open_spans(config: ProcessConfig, role: str, log: Log) -> SpanSink | None:
     """The sink for this process's spans; None without an endpoint. A missing extra is fatal if the
     setting asks for spans, but not if a variable does, which may be meant for other programs.
     """
@@ -170,7 +170,7 @@ def open_spans(config: NodeConfig, role: str, log: Log) -> SpanSink | None:
 class OtlpSpans:
     """Sends spans to the endpoint. warn: called once with the reason when spans are lost."""
 
-    def __init__(self, config: NodeConfig, role: str, warn: Callable[[str], None]) -> None:
+    def __init__(self, config: ProcessConfig, role: str, warn: Callable[[str], None]) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider

@@ -20,7 +20,7 @@ from shared.rewards import Mark, differ
 from shared.tasks.verifiers import VerifierChoice, is_built_in
 
 if TYPE_CHECKING:
-    from shared.config import TaskSpec
+    from shared.config.sections import TaskSpec
     from shared.tasks.sandbox import JobResult
 
 PASS_REWARD = 0.99

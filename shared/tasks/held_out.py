@@ -16,7 +16,7 @@ from shared.tasks.file_rows import find_rows
 from shared.tasks.reference_checks import is_left_out
 
 if TYPE_CHECKING:
-    from shared.config import TaskSpec
+    from shared.config.sections import TaskSpec
 
 HELD_OUT_SEED = 0x7E000000
 """Held-out tasks have seeds from here on; training seeds are smaller."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shared.config.section import entry_lines, sources_message
 from shared.contracts.messages import TaskRef
@@ -22,8 +22,10 @@ from shared.tasks.reference_checks import FILE_ROWS_CHECKED, VERIFIERS, left_out
 from shared.tasks.verifiers import load_verifier, scorer_of
 
 if TYPE_CHECKING:
-    from shared.config import NodeConfig, TaskSpec
+    from shared.config.sections import TaskSpec
+    from shared.config.verifier_config import VerifierConfig
 
+C = TypeVar("C", bound="VerifierConfig")
 
 _TWO_VERIFIERS = (
     "an earlier entry has the same tasks and scores them by {}, which would score all of them: choose one for both, or "
@@ -49,7 +51,7 @@ def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> list[TaskSpec]:
     return named
 
 
-def checked_config(config: NodeConfig) -> NodeConfig:
+def checked_config(config: C) -> C:
     """`check_specs` for a whole configuration.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from shared.cancelling import sleep_unless_stopped
+from shared.config import NodeConfig
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import count, note
 from swarm_cli.dashboard.server import PageServer
@@ -32,7 +33,7 @@ def dashboard(
     """Show a swarm in a browser: which nodes learn, whose groups they train on, questions and
     answers. --run also shows a run that has ended, from its records. Ctrl-C ends it.
     """
-    node_config = load_chosen(config)
+    node_config = load_chosen(config, NodeConfig)
     check_ports(
         {port: "the page"}, "stop that process, or choose another with --port 8500 (make dashboard: DASHBOARD_FLAGS='--port 8500')"
     )

@@ -20,8 +20,8 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
+from shared.config.model_section import ModelSection
 from shared.config.section import sources_message
-from shared.config.sections import ModelSection
 from shared.roles import OBSERVER
 from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.config_checks import check_objective

@@ -18,8 +18,8 @@ from msgspec import structs
 
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
+from shared.config.node_sections import RUN_PATTERN
 from shared.config.section import sources_message
-from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
 from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED
 from shared.text import visible
@@ -251,7 +251,7 @@ def resume_options(given: StartOptions, run: str) -> tuple[StartOptions, list[st
             default; or another version wrote the note, and no configuration is given; or the run
             was started in another folder, from which its configuration names files.
     """
-    folder = load_chosen(_path(given)).node.var_dir / "runs" / run
+    folder = load_chosen(_path(given), NodeConfig).node.var_dir / "runs" / run
     note, named = read_note(folder) if run else None, given.config or os.environ.get(CONFIG_FILE_VARIABLE)
     if note is None:
         if run and not named and (folder / NOTE).is_file():
@@ -283,7 +283,7 @@ def resume_options(given: StartOptions, run: str) -> tuple[StartOptions, list[st
     missing = {name: getattr(before, name) for name in before.__struct_fields__ if not getattr(given, name)}
     complete = structs.replace(given, **missing)
     if note.started_in and is_own(folder):
-        _refuse_other_files(run, Path(note.started_in), load_chosen(_path(complete)))
+        _refuse_other_files(run, Path(note.started_in), load_chosen(_path(complete), NodeConfig))
     return complete, list(StartOptions(**missing).words())
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.atomic_folder import unwinding_on_signals
+from shared.config import NodeConfig
 from shared.config.section import Dtype
 from shared.config.trainer_section import MOST_RANK
 from swarm_cli.chosen_config import ConfigOption, load_chosen
@@ -32,7 +33,7 @@ def init(
 ) -> None:
     """Build the toy base policy for the configuration's tasks, unless it exists already."""
     with unwinding_on_signals():
-        folder = build_toy_policy(out, load_chosen(config).tasks, seed=seed, steps=steps)
+        folder = build_toy_policy(out, load_chosen(config, NodeConfig).tasks, seed=seed, steps=steps)
     note("built, or already there; set model.path to it")
     typer.echo(str(folder))
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from shared.config import NodeConfig, TaskSpec, scorers_id
 from shared.config.load import CONFIG_FILE_VARIABLE
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.run_records import CHECKPOINTS, EVAL_FILE, eval_lines, eval_report
@@ -96,7 +96,7 @@ def evaluate(
         raise CommandError(f"--k {k} with --temperature 0: greedy answers to a question are all the same: give a temperature")
     if engine not in {"auto", "transformers", "vllm"}:
         raise CommandError(f"--engine {engine}: use auto, transformers or vllm")
-    node_config = load_chosen(config or _configuration_of(Path(model)))
+    node_config = load_chosen(config or _configuration_of(Path(model)), NodeConfig)
     sources = task_sources(tasks) if tasks else node_config.tasks
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")

@@ -27,7 +27,7 @@ from shared.version import VERSION
 from swarm_cli.installation import own_modules
 
 if TYPE_CHECKING:
-    from shared.config.sections import ModelSection
+    from shared.config.model_section import ModelSection
 
 MODULE = "swarm_cli.model.facts"
 DEADLINE_S = 120.0
@@ -189,7 +189,7 @@ def main() -> None:
         # It looks through the files of all installed packages to learn which package a module is
         # from, and where it does not learn that, takes the module's name.
         importlib.metadata.packages_distributions = dict
-    from shared.config.sections import ModelSection
+    from shared.config.model_section import ModelSection
     from shared.runtime.process_limits import limit_data
 
     limit_data(MEMORY_BYTES + weights * MOST_READ_BYTES)

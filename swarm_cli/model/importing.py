@@ -21,7 +21,7 @@ from swarm_cli.errors import CommandError
 
 if TYPE_CHECKING:
     from services.generator.engines import Sample
-    from shared.config.sections import ModelSection
+    from shared.config.model_section import ModelSection
     from shared.model.importing import ImportPlan, ReadModel
 
 
@@ -271,7 +271,7 @@ def _trained(folder: str) -> Any:
 
 
 def _section(folder: str) -> ModelSection:
-    from shared.config.sections import ModelSection
+    from shared.config.model_section import ModelSection
 
     return ModelSection(path=folder, dtype="float32", device="cpu")
 

@@ -23,7 +23,7 @@ import msgspec
 import typer
 
 from shared.atomic_folder import atomic_folder, refuse_filled, unwinding_on_signals
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.contracts.subjects import node_bucket
 from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
@@ -56,7 +56,7 @@ KeyOption = Annotated[
 
 
 def with_connection(
-    config: NodeConfig, plane: Plane, key: Path | None, node_url: str, swarm_url: str, work: Callable[[Connection], Awaitable[T]]
+    config: ViewConfig, plane: Plane, key: Path | None, node_url: str, swarm_url: str, work: Callable[[Connection], Awaitable[T]]
 ) -> T:
     """Run `work` with an operator's connection to the plane's servers.
 
@@ -72,7 +72,7 @@ def with_connection(
 
 
 async def _with_connection(
-    config: NodeConfig,
+    config: ViewConfig,
     plane: Plane,
     key: Path | None,
     urls: tuple[str, str | None],
@@ -301,7 +301,7 @@ def backup(
         refuse_filled(out, "the backup")
         with unwinding_on_signals(), atomic_folder(out, private=True) as staging:  # it holds what the streams hold
             manifest = with_connection(
-                for_node(load_chosen(config), node),
+                for_node(load_chosen(config, ViewConfig), node),
                 plane,
                 key,
                 node_url,

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.contracts.streams import (
     ensure_directory,
     ensure_node_bucket,
@@ -221,7 +221,7 @@ def init(
     (nats.replicas, nats.swarm_replicas), and keep their messages. If that would lower replicas or a
     limit, the command refuses and names the differences.
     """
-    chosen = load_chosen(config)
+    chosen = load_chosen(config, ViewConfig)
     refuse_unnamed_server(chosen, node_url, swarm_url)
     node_config = _on_servers(chosen, node_url, swarm_url)
     if plane in (Plane.SWARM, Plane.BOTH) and node_config.nats.swarm_url is None:
@@ -232,7 +232,7 @@ def init(
         raise _refusal(str(error)) from None
 
 
-async def _init(config: NodeConfig, plane: Plane, key: Path | None, lowering: Lowering) -> None:
+async def _init(config: ViewConfig, plane: Plane, key: Path | None, lowering: Lowering) -> None:
     """All streams of both planes are looked at before the first is changed, so that a refused
     command changes nothing.
     """
@@ -272,7 +272,7 @@ def _refusal(found: str) -> CommandError:
     )
 
 
-def _on_servers(config: NodeConfig, node_url: str, swarm_url: str) -> NodeConfig:
+def _on_servers(config: ViewConfig, node_url: str, swarm_url: str) -> ViewConfig:
     """The configuration with the servers that the command line names, or those of the only run on
     this machine if neither it nor the configuration names one.
     """
@@ -311,7 +311,7 @@ def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Pat
     return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, public_key_of(folder / node / "swarm.nk")) for node in nodes))
 
 
-def _with_key(config: NodeConfig, field: str, key: Path | None) -> NodeConfig:
+def _with_key(config: ViewConfig, field: str, key: Path | None) -> ViewConfig:
     if key is None:
         return config
     return config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.contracts.streams import STREAMS_FILE, names_of, swarm_streams
 from shared.contracts.subjects import SWARM_NODES_BUCKET
 from shared.text import visible, visible_json
@@ -221,7 +221,7 @@ def report(
     offline, no leader or a copy behind for 10 seconds, a queue or the store nearly full, a stalled
     consumer. It changes nothing.
     """
-    node_config = for_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config, ViewConfig), node)
 
     def wanted(listed: Collection[str]) -> set[str]:
         if plane is Plane.SWARM:
@@ -255,7 +255,7 @@ async def until_settled(look: Callable[[], Awaitable[Report]], patience_s: float
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
-def _nodes(config: NodeConfig, node: str, node_url: str, listed: Collection[str]) -> set[str]:
+def _nodes(config: ViewConfig, node: str, node_url: str, listed: Collection[str]) -> set[str]:
     """The nodes whose streams must be there: the one that was named, else those of the run on this
     machine and those with a stream; where there is neither, the configured one.
     """

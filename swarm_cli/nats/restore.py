@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from shared.config.view_config import ViewConfig
 from shared.text import visible
 from shared.transport.base import Deadline
 from shared.transport.nats import administration
@@ -100,7 +101,7 @@ def restore(
     for entry in entries:
         for _ in checked_parts(folder, entry):
             pass
-    node_config = for_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config, ViewConfig), node)
     refuse_unnamed_server(node_config, node_url, swarm_url)
     with_connection(node_config, plane, key, node_url, swarm_url, lambda connection: _restore(connection, wanted, manifest, check))
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
@@ -191,7 +191,7 @@ NOT_ON_ROSTER = "the roster does not list this key with this name"
 OTHER_KEY = "another key signed for this name before"
 
 
-def configured_swarm(config: NodeConfig) -> str | None:
+def configured_swarm(config: ViewConfig) -> str | None:
     """The swarm that the configuration names; None if it has the default, because `swarm up` names
     a swarm after its run, which a command in another terminal does not know.
     """
@@ -227,7 +227,7 @@ class _Reports:
         return [*([self.base] if self.base is not None and pushed_out else []), *self.newest]
 
 
-def roster_of(config: NodeConfig) -> dict[str, str] | None:
+def roster_of(config: ViewConfig) -> dict[str, str] | None:
     """Keys by name if the configuration trusts a roster; None if it trusts first keys.
 
     Raises:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
@@ -125,7 +125,7 @@ class SwarmState:
 
 
 async def take_snapshot(
-    config: NodeConfig,
+    config: ViewConfig,
     target: Target,
     names: Sequence[str],
     *,
@@ -161,7 +161,7 @@ async def take_snapshot(
 
 
 async def _look(
-    config: NodeConfig,
+    config: ViewConfig,
     target: Target,
     names: Sequence[str],
     timeout_s: float,
@@ -309,7 +309,7 @@ def chosen(own: str, here: Collection[str], listed: Directory, most: int, known:
     return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out
 
 
-async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> tuple[Transport | None, str, bool]:
+async def _try_connect(config: ViewConfig, url: str | None, timeout_s: float) -> tuple[Transport | None, str, bool]:
     """The swarm plane, or why there is none and whether that is because of the key."""
     if url is None:
         return None, "", False

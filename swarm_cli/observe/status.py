@@ -28,7 +28,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import SWARM_SCHEMA_VERSION
 from shared.identity.statements import SignatureStatus
@@ -75,7 +75,7 @@ def status(
             raise CommandError("--url and --token both say where to look: give one of them")
         _show_hub(url, token, key, ca, as_json=as_json)
         return
-    node_config = load_chosen(config)
+    node_config = load_chosen(config, ViewConfig)
     with looking_at(node_config, run, node_url, swarm_url) as target:
         try:
             check_listening(node_config.node.var_dir, target)
@@ -107,7 +107,7 @@ def refuse_nothing_seen(snapshot: SwarmState, *, named: bool, told: bool) -> Non
     raise typer.Exit(1) if told else CommandError(f"{NO_STATUS if snapshot.nodes else NOBODY}: {START}")
 
 
-async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmState:
+async def _snapshot(config: ViewConfig, target: Target, nodes: list[str]) -> SwarmState:
     try:
         reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
     except CommandError:  # no roster on this machine, as in the operator's pod: nobody's scores can be checked

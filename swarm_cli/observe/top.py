@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shared.cancelling import cancel_and_wait
-from shared.config import NodeConfig
+from shared.config.view_config import ViewConfig
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
@@ -53,7 +53,7 @@ def top(
     """Show live which nodes learn, which share, and what waits for what; q ends it. It also ends
     with the run.
     """
-    node_config = load_chosen(config)
+    node_config = load_chosen(config, ViewConfig)
     with looking_at(node_config, run, node_url, swarm_url) as target:
         if target.ended is None:
             check_listening(node_config.node.var_dir, target)
@@ -137,7 +137,7 @@ def _swarm_line(swarm: SwarmState) -> Text:
 class Top:
     """One view: what it looks at, and what it remembers between looks."""
 
-    def __init__(self, config: NodeConfig, nodes: Sequence[str], target: Target) -> None:
+    def __init__(self, config: ViewConfig, nodes: Sequence[str], target: Target) -> None:
         self._config = config
         self._nodes = nodes
         self._target = target

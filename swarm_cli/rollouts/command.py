@@ -143,7 +143,7 @@ def rollouts(
     the trainer may still leave out. Oldest first, from the batch log and from the records in the
     run's folder, as far back as they are kept.
     """
-    node_config = for_node(load_chosen(config), node)
+    node_config = for_node(load_chosen(config, NodeConfig), node)
     if not node and not as_json:
         note(node_shown(node_config, run))
     _refuse_contradictions(

@@ -13,7 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from services.generator.engines import SamplingParams, create_engine
 from services.trainer.policy_model import with_adapters
-from shared.config.sections import LoraSection, ModelSection
+from shared.config.model_section import ModelSection
+from shared.config.trainer_section import LoraSection
 from shared.model.loading import load_causal_lm
 from shared.model.weights import Adapters, adapter_tensors, base_fingerprint, policy_tensors, write_tensors
 from tests.architectures.checks import PROMPTS, alone

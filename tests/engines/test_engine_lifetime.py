@@ -12,7 +12,7 @@ import pytest
 
 from services.generator.engines import EngineError, PolicyLoadError, SamplingParams, UnsupportedByEngine, create_engine
 from services.generator.engines.vllm_engine import PolicyGate
-from shared.config.sections import GeneratorSection
+from shared.config.generator_section import GeneratorSection
 from tests.engines.conftest import Run, Subject, needs_vllm
 
 

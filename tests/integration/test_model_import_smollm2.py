@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.generator.engines.model_folder import read_model_folder
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.messages import user_prompt
 from shared.model.prompts import render_prompt
 from shared.model.reading import load_tokenizer

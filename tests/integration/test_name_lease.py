@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from shared.config import NodeConfig, load_config
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.codec import decode
 from shared.contracts.control import LeaseRecord
 from shared.contracts.messages import Batch

@@ -55,7 +55,7 @@ class Generator:
         self.events: list[str] = []
         context = ServiceContext(config, "generator", "0", transport, None, log, CollectorRegistry(), board, stopping)
         self.engine = engine
-        self.follower = PolicyFollower(context, engine, Figures(context.registry, context.status, ()))
+        self.follower = PolicyFollower(context, config, engine, Figures(context.registry, context.status, ()))
 
     def _keep(self, _logger: object, _method: str, event: dict[str, str]) -> dict[str, str]:
         self.events.append(event["event"])

@@ -22,7 +22,7 @@ from torch import Tensor
 from services.trainer.checkpoint import LearnerState
 from services.trainer.torchrun import Place
 from shared.config import NodeConfig
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.messages import Batch
 from shared.model.reading import load_tokenizer
 from shared.runtime import FatalError

@@ -21,7 +21,7 @@ import pytest
 from safetensors.torch import load_file
 
 from shared.config import NodeConfig, load_config
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.model.reading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.transport.base import Transport

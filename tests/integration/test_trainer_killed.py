@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import NodeConfig, load_config
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.model.reading import load_tokenizer
 from shared.run_records import CHECKPOINTS
 from shared.runtime import EXIT_CONFIG

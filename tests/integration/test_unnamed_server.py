@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from shared.config import NodeConfig
 from swarm_cli import node_commands
 from swarm_cli.app import app
-from swarm_cli.chosen_config import load_chosen
+from swarm_cli.chosen_config import C, load_chosen
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.nats import backup, restore
@@ -42,8 +41,8 @@ def usual(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name)
     monkeypatch.setenv(VAR_DIR_VARIABLE, str(tmp_path / "var"))
 
-    def at_this_server(config: Path | None) -> NodeConfig:
-        chosen = load_chosen(config)
+    def at_this_server(config: Path | None, kind: type[C]) -> C:
+        chosen = load_chosen(config, kind)
         if "node_url" not in chosen.nats.model_fields_set:
             nats = chosen.nats.model_copy(update={"node_url": server.url, "swarm_url": server.url})
             nats.__pydantic_fields_set__.difference_update({"node_url", "swarm_url"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.messages import Batch
 from shared.contracts.subjects import node_batches_stream
 from shared.model.reading import load_tokenizer

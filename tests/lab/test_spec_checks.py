@@ -13,7 +13,7 @@ import pytest
 from lab.check import check_datasets, check_spec
 from lab.runs import runs_to_make
 from lab.spec import Arm, Spec, SpecError, load_spec, parse_spec
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from swarm_cli.local.base_model import model_problem
 from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
 

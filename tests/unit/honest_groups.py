@@ -18,7 +18,7 @@ from services.generator.engines.batching import WAYS
 from services.generator.engines.transformers_engine import sample_completions
 from services.generator.groups import rollout_group
 from shared.config import NodeConfig, load_config
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.codec import encode
 from shared.contracts.messages import RolloutGroup, ScoredGroup
 from shared.contracts.wire import ModelIdentity

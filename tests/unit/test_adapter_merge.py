@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from services.trainer.policy_model import adapters_without_gradient, with_adapters
-from shared.config.sections import LoraSection
+from shared.config.trainer_section import LoraSection
 from shared.model.weights import DeltaRounding, RoundingTally, plain_name, policy_tensors
 from tests.architectures.tiny import tiny_model
 from tests.unit.trainer_models import small_model

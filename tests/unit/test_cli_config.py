@@ -18,12 +18,11 @@ from pathlib import Path
 import pytest
 
 from shared.config import ConfigError, NodeConfig, load_config
-from shared.config.sections import BASIC
 from swarm_cli.asked_tasks import task_sources
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.base_model import is_hub_name, model_problem
-from swarm_cli.toml_view import config_toml
+from swarm_cli.toml_view import BASIC, config_toml
 from tests import forked
 
 ROOT = Path(__file__).parents[2]

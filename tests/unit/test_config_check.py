@@ -17,7 +17,7 @@ import pytest
 
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.config.load import OTHER_NAMES, meant_key
-from shared.config.load import load_config as load
+from shared.config.node import load_config as load
 from shared.identity.keys import new_seed
 from swarm_cli import config_commands
 from swarm_cli.config_commands import key_file_problems, unreachable
@@ -141,7 +141,7 @@ def test_a_misspelt_name_of_other_trainers_leads_to_the_setting_of_that_meaning(
         ("num_generation", "generator.completions"),
         ("groups_per_cal", "groups_per_call"),
     ):
-        assert meant_key(("generator", name)) == f"did you mean {meant}?"
+        assert meant_key(NodeConfig, ("generator", name)) == f"did you mean {meant}?"
 
 
 def test_a_misspelt_variable_is_named_and_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from services.trainer.gradient.update import UpdateConfig, batch_logprobs
 from services.trainer.learner import Learner, learning_rate
 from services.trainer.selection.intake import take_in
 from shared.config import NodeConfig
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.codec import pack_logprobs
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.model.reading import load_tokenizer

@@ -15,7 +15,7 @@ import pytest
 
 from services.trainer.objectives.advantages import group_normalised
 from services.trainer.selection.intake import IntakeRules, take_in
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.codec import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from shared.model.prompts import render_prompt, tokenizer_hash
 from shared.model.reading import load_tokenizer

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig, GPTNeoConfig, LlamaCon
 
 from services.generator.engines.base import EngineError
 from services.generator.engines.model_folder import read_model_folder
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.model.configuration import ModelLoadError, attention_windows, steady_rope_length
 from shared.model.loading import load_causal_lm
 from shared.model.reading import end_tokens, model_max_length

@@ -23,7 +23,7 @@ from services.generator.engines import EngineError, create_engine
 from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.learner import Learner
 from services.trainer.policy_model import PolicyModel, load_reference_model
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.messages import user_prompt
 from shared.model.configuration import ModelLoadError
 from shared.model.loading import load_causal_lm

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.model.configuration import ModelLoadError
 from shared.model.reading import load_tokenizer, model_max_length
 from swarm_cli.model.facts import ModelFacts, read_facts

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.contracts.messages import user_prompt
 from shared.model.configuration import ModelLoadError
 from shared.model.importing import check_room, find_source, plan_import

@@ -19,7 +19,7 @@ import pytest
 from services.generator.engines import create_engine
 from services.generator.engines.base import EngineSettings
 from services.generator.engines.vllm_engine import VllmProcess
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
 from shared.model.configuration import ModelLoadError
 from shared.model.reading import load_tokenizer
@@ -31,7 +31,7 @@ NAME = "somebody/some-model"
 PINNED, MOVED, ADAPTER = "a" * 40, "b" * 40, "c" * 40
 PROGRAM = """
 import asyncio, json, sys, torch
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.model.loading import load_causal_lm
 from shared.model.reading import load_tokenizer, model_max_length
 from services.generator.engines import create_engine

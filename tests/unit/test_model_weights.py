@@ -12,7 +12,8 @@ from safetensors.torch import load
 from transformers import AutoModelForCausalLM
 
 from services.trainer.policy_model import with_adapters
-from shared.config.sections import LoraSection, ModelSection
+from shared.config.model_section import ModelSection
+from shared.config.trainer_section import LoraSection
 from shared.model.configuration import ModelLoadError
 from shared.model.loading import load_causal_lm, resolve_device, resolve_dtype, vocabulary_size
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length

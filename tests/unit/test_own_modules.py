@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import load_config
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from swarm_cli.installation import own_modules
 from swarm_cli.local.supervisor import run_lines
 from swarm_cli.model.facts import read_facts

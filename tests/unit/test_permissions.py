@@ -154,7 +154,7 @@ def test_no_two_users_read_each_others_replies():
 
 
 def test_the_default_inbox_is_the_one_that_is_allowed():
-    from shared.config.sections import NatsSection
+    from shared.config.node_sections import NatsSection
     from shared.runtime.planes import for_process
 
     assert for_process(NatsSection().inbox_prefix, "alpha", "sampler") == inbox("alpha", "sampler")

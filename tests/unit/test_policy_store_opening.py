@@ -54,7 +54,7 @@ def test_what_is_no_store_is_told_with_its_name_and_its_package(
         open_policy_store(URI, None, "alpha")
     config = load_config(None, {"tasks": [{"dataset": "gcd"}], "policy_store": {"uri": URI}})
     with pytest.raises(FatalError, match=f"policy store mine of the package my-package:? {words}"):
-        PolicyFollower(cast(Any, SimpleNamespace(config=config, node=None)), cast(Any, None), cast(Any, None))
+        PolicyFollower(cast(Any, SimpleNamespace(node=None)), config, cast(Any, None), cast(Any, None))
 
 
 def test_a_store_with_all_methods_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

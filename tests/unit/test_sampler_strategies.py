@@ -18,7 +18,7 @@ from services.sampler.pool import RECENT_GROUPS, Knowledge, PassRecord, PoolEntr
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import available, candidates
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
-from shared.config.sections import SamplerSection
+from shared.config.sampler_section import SamplerSection
 from shared.contracts.messages import TaskRef
 from shared.registry import STRATEGIES
 from tests.unit.sampler_groups import scored_group

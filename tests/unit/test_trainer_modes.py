@@ -12,7 +12,7 @@ from services.trainer.gradient.forward import completion_logprobs, evaluating, s
 from services.trainer.gradient.rows import build_rows, plan_rows
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
 from services.trainer.policy_model import UntrainableModel, check_trainable, with_adapters
-from shared.config.sections import LoraSection
+from shared.config.trainer_section import LoraSection
 from tests.architectures.tiny import tiny_model
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 

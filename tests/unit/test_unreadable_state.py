@@ -81,7 +81,7 @@ def an_evaluator(config: NodeConfig, transport: Transport, engine: Any, *tasks: 
         status=board,
         stopping=asyncio.Event(),
     )
-    return Evaluator(context, config.tasks, engine, tasks, GeneratorFigures(CollectorRegistry(), board, ["gcd"]))
+    return Evaluator(context, config, engine, tasks, GeneratorFigures(CollectorRegistry(), board, ["gcd"]))
 
 
 def a_report(version: int) -> EvalReport:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shared.config.sections import GeneratorSection
+from shared.config.generator_section import GeneratorSection
 
 FinishReason = Literal["stop", "length"]
 MIN_TEMPERATURE = 0.01

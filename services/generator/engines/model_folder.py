@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.pytorch_utils import Conv1D
 
 from services.generator.engines.base import EngineError, PolicyLoadError
-from shared.config.sections import ModelSection
+from shared.config.model_section import ModelSection
 from shared.model.configuration import ModelLoadError
 from shared.model.loading import NO_NUMBERS, check_stored_numbers, load_causal_lm
 from shared.model.prompts import answer_text

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 
 from services.generator.engines.base import EngineAway, EngineError
-from shared.config.sections import GeneratorSection
+from shared.config.generator_section import GeneratorSection
 from shared.plain_files import read_named
 from shared.runtime.exits import FatalError
 from shared.text import error_text

@@ -41,7 +41,7 @@ from services.trainer.gradient.update import (
 )
 from services.trainer.objectives.token_loss import Normaliser
 from services.trainer.parallel import ALONE, Parallel
-from shared.config.sections import TrainerSection
+from shared.config.trainer_section import TrainerSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from services.trainer.gradient.rows import CompletionRows, TokenGroup
 from services.trainer.objectives.base import LOG_RATIO_BOUND
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.gepo import gepo_log_expectation
-from shared.config.sections import TrainerSection
+from shared.config.trainer_section import TrainerSection
 
 # A foreign completion was sampled by its sender's policy b; the weight w = p / b, with p this
 # node's (proximal) policy, turns its gradient into that of this node's policy. At the token level

@@ -28,7 +28,7 @@ from services.trainer.selection.group_tokens import (
     over_budget,
 )
 from shared.config import NodeConfig
-from shared.config.sections import TrainerSection
+from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.model.prompts import tokenizer_hash
 from shared.model.reading import model_max_length

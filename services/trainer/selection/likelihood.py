@@ -16,7 +16,7 @@ from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.parallel import ALONE, Parallel
 from services.trainer.selection.intake import Intake, IntakeRules, take_in
-from shared.config.sections import TrainerSection
+from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch, Preference
 from shared.seeds import number_from
 

@@ -1,0 +1,40 @@
+"""All that the verifier reads of a node's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from shared.config.generator_section import GeneratorSection
+from shared.config.load import Entry
+from shared.config.sampler_section import SamplerConfig
+from shared.config.sections import EvalSection
+from shared.config.view_config import ViewConfig
+from shared.registry import VERIFIERS
+from shared.reward_files import parts_of
+
+
+class VerifierConfig(ViewConfig, SamplerConfig):
+    """The verifier's part: tasks and what is held out, what its own generator may make, and whether
+    foreign groups are wanted.
+    """
+
+    generator: GeneratorSection = Field(default_factory=GeneratorSection)
+    eval: EvalSection = Field(default_factory=EvalSection)
+
+    @property
+    def max_foreign_completions(self) -> int:
+        """Completions of a foreign group that are used, of which the first are taken."""
+        return self.verifier.max_foreign_completions or 2 * self.generator.completions
+
+    @property
+    def max_foreign_tokens(self) -> int:
+        """Tokens of the longest foreign completion."""
+        return int(self.verifier.max_foreign_length * self.generator.max_new_tokens)
+
+    def entries(self) -> Iterator[Entry]:
+        """As in the base class."""
+        for name in dict.fromkeys(part.use for spec in self.tasks for part in parts_of(spec.verifier) if not part.file):
+            yield "verifier", VERIFIERS, name
+        yield from super().entries()
