@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from shared.config import ConfigError, NodeConfig, load_config
+from shared.config.load import Config, load
+from shared.config.sampler_section import SamplerConfig
+from shared.config.verifier_config import VerifierConfig
+from shared.config.view_config import ViewConfig
 
 GCD = {"tasks": [{"dataset": "gcd", "config": {"max_value": 12}}]}
 
@@ -182,3 +186,43 @@ def test_a_servers_address_with_a_password_is_refused_and_not_repeated(field: st
     with pytest.raises(ConfigError, match=r"nats\.node_key_file or nats\.swarm_key_file") as said:
         load_config(None, {"tasks": [{"dataset": "gcd"}], "nats": {field: "nats://me:hidden@hub:4222,nats://hub:4223"}})
     assert "hidden" not in str(said.value)
+
+
+SECTIONS_READ = [
+    (ViewConfig, {"nats", "verifier"}),
+    (SamplerConfig, {"nats", "tasks", "sampler"}),
+    (VerifierConfig, {"nats", "tasks", "sampler", "verifier", "generator", "eval"}),
+    (NodeConfig, {"nats", "tasks", "sampler", "verifier", "generator", "eval", "trainer", "model"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "read"), SECTIONS_READ)
+def test_a_role_refuses_faults_of_the_sections_that_it_reads_and_of_no_other(
+    kind: type[Config], read: set[str], tmp_path: Path
+) -> None:
+    for section in ("nats", "tasks", "sampler", "verifier", "generator", "eval", "trainer", "model"):
+        tasks = "" if section == "tasks" else '[[tasks]]\ndataset = "gcd"\n'
+        table = "[[tasks]]" if section == "tasks" else f"[{section}]"
+        file = tmp_path / f"{section}.toml"
+        file.write_text(f"{table}\nno_such_key = 1\n{tasks}")
+        if section not in read:
+            load(kind, file, environment={})
+            continue
+        with pytest.raises(ConfigError) as refused:
+            load(kind, file, environment={})
+        assert any("no_such_key" in fault for fault in refused.value.faults)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in SECTIONS_READ])
+def test_every_role_refuses_a_section_or_a_variable_of_one_that_nobody_knows(kind: type[Config], tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[trainr]\nlearning_rate = 1e-5\n[[tasks]]\ndataset = "gcd"\n')
+    with pytest.raises(ConfigError) as refused:
+        load(kind, file, environment={"SWARM_SAMPLR__LOCAL": "2"})
+    assert [fault.split(":")[0] for fault in refused.value.faults] == ["environment variable SWARM_SAMPLR__LOCAL", "trainr"]
+
+
+def test_a_sampler_refuses_sections_that_do_not_fit_together() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(SamplerConfig, None, {**GCD, "nats": {"swarm_url": None}, "sampler": {"external": 4}}, {})
+    assert len(refused.value.faults) == 1 and "nats.swarm_url" in refused.value.faults[0]

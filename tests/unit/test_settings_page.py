@@ -10,6 +10,7 @@ import tomllib
 import pytest
 
 from shared.config import NodeConfig, load_config
+from shared.config.load import SECTIONS
 from shared.config.trainer_section import RAW, TrainerConstants
 from swarm_cli.settings_doc import COMMAND, PAGE, render
 
@@ -23,7 +24,8 @@ def test_the_page_of_settings_is_what_the_code_reads() -> None:
 def test_every_section_has_a_heading_and_every_setting_a_row_with_a_meaning() -> None:
     page = render()
     headings = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
-    assert headings == [*list(NodeConfig.model_fields)[:9], "trainer.constants", "trainer.lora", *list(NodeConfig.model_fields)[9:]]
+    assert headings == [*SECTIONS[:9], "trainer.constants", "trainer.lora", *SECTIONS[9:]]
+    assert set(SECTIONS) == set(NodeConfig.model_fields)
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert all(cell.strip() for row in rows for cell in row), "a cell is empty"
