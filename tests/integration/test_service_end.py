@@ -20,6 +20,7 @@ from tests.nats_server import NatsServer
 ROOT = Path(__file__).parents[2]
 SERVICE = """
 import asyncio
+from shared.config.sampler_section import SamplerConfig
 from shared.runtime.service import main
 
 class Waits:
@@ -33,7 +34,7 @@ class Waits:
             await context.stopping.wait()
         await context.node.kv.get("node_alpha", "nothing")
 
-main("sampler", lambda config: Waits())
+main("sampler", SamplerConfig, lambda config: Waits())
 """
 
 

@@ -55,9 +55,10 @@ def _live(config_file: str, death: Death | None) -> None:
     os.dup2(devnull, 2)
     sys.argv = ["trainer", "--config", config_file]
     from services.trainer.service import TrainerService
+    from shared.config import NodeConfig
     from shared.runtime import main
 
-    main("trainer", TrainerService)
+    main("trainer", NodeConfig, TrainerService)
 
 
 def arrange(death: Death) -> None:
