@@ -233,7 +233,7 @@ def sharing(
 
 def _plan(file: Path | None, nodes: int, steps: int | None, out: Path | None) -> Plan:
     """The plan of the options. Raises CommandError if nothing could be compared."""
-    config = load_chosen(file)
+    config = load_chosen(file, NodeConfig)
     local, external = config.sampler.local, config.sampler.external
     if not config.eval.tasks:
         raise CommandError("eval.tasks is 0, so there is nothing to compare: set it to 100 or more", EXIT_CONFIG)
