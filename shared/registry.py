@@ -25,7 +25,6 @@ packages use is refused. `docs/extend/` has a page for each registry.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
@@ -39,6 +38,8 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
+from shared.roles import Role
+from shared.suggestions import did_you_mean
 from shared.text import without_secrets
 from shared.version import VERSION
 
@@ -342,38 +343,15 @@ TRACKERS = Registry(
 )
 
 
-_LONGEST = 100
-"""Characters of a name that is compared: the time grows with their square."""
-_CLEARLY = 0.1
-"""How far the best match must lead the second, in difflib's ratio, to be suggested alone."""
+REGISTRIES = {each.kind: each for each in (OBJECTIVES, STRATEGIES, ENGINES, VERIFIERS, TASK_SOURCES, POLICY_STORES, TRACKERS)}
+"""All registries, by what their entries are."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that suggests the closest known names; empty if none is close to `name`.
-
-    Example: `did_you_mean("m2p0", ["dapo", "m2po"])` is `did you mean m2po?`.
+def ignored_entries(entries: Iterable[tuple[Role, str, str]], role: Role | None = None) -> list[str]:
+    """A sentence for each name of a configuration (`shared.config.load.Config.entries`) where a
+    package's entry of that name is ignored. role: only names that it uses.
     """
-    return asked_for(closest(name, known))
-
-
-def closest(name: str, known: Iterable[str]) -> list[str]:
-    """The one or two known names that are close to `name`, the closest first."""
-    if len(name) > _LONGEST:
-        return []
-    close = difflib.get_close_matches(name, [each for each in known if len(each) <= _LONGEST], n=2)
-    if len(close) == 2 and _likeness(name, close[0]) - _likeness(name, close[1]) > _CLEARLY:
-        del close[1]
-    return close
-
-
-def asked_for(names: Iterable[str]) -> str:
-    """The question whether one of `names` was meant; empty without any."""
-    choice = " or ".join(names)
-    return f"did you mean {choice}?" if choice else ""
-
-
-def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
+    return [told for user, kind, name in entries if role in (None, user) and (told := REGISTRIES[kind].ignored(name))]
 
 
 def finite_numbers(found: Any, count: int) -> list[float]:

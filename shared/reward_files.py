@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.registry import did_you_mean
+from shared.suggestions import did_you_mean
 from shared.text import error_text
 
 MAX_SOURCE_BYTES = 2 * 2**20

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tempfile import TemporaryDirectory
 
 from shared.config import NodeConfig
-from shared.registry import ENGINES, OBJECTIVES, POLICY_STORES, STRATEGIES
+from shared.registry import ENGINES, OBJECTIVES, POLICY_STORES, REGISTRIES, STRATEGIES
 from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 
@@ -46,10 +46,10 @@ def entry_problems(config: NodeConfig) -> list[str]:
 
     load = {STRATEGIES.kind: strategy_named, ENGINES.kind: ENGINES.load_function, POLICY_STORES.kind: POLICY_STORES.load_function}
     problems = []
-    for _, registry, name in config.entries():
-        if registry.kind in load and name not in registry.built_in:
+    for _, kind, name in config.entries():
+        if kind in load and name not in REGISTRIES[kind].built_in:
             try:
-                load[registry.kind](name)
+                load[kind](name)
             except ValueError as error:
                 problems.append(str(error))
     return problems

@@ -19,6 +19,7 @@ from shared.config.section import sources_message
 from shared.identity.keys import KeyFileError, load
 from shared.identity.roster import RosterError, read_roster
 from shared.plain_files import read_named
+from shared.registry import ignored_entries
 from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import for_process
@@ -102,7 +103,7 @@ def check(
         *tracing_problems(node_config, os.environ),
     ]
     warnings = [
-        *node_config.ignored_entries(),
+        *ignored_entries(node_config.entries()),
         *risky_settings(node_config),
         *toys_settings(node_config, toy=is_toy(node_config.model.path)),
         *left_out_rows(tasks.files),

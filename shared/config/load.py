@@ -28,8 +28,8 @@ from pydantic_settings import (
 
 from shared.config.section import Section, setting_name
 from shared.plain_files import read_named
-from shared.registry import Registry, asked_for, closest, did_you_mean
 from shared.roles import Role
+from shared.suggestions import asked_for, closest, did_you_mean
 from shared.text import error_text, visible
 
 ENV_PREFIX = "SWARM_"
@@ -46,8 +46,10 @@ SECTIONS = (
 """All sections of a configuration, in the order in which people read them."""
 
 Location = tuple[int | str, ...]
-Entry = tuple[Role, Registry, str]
-"""The registry and name of an entry that a configuration names, and the role that uses it first."""
+Entry = tuple[Role, str, str]
+"""An entry that a configuration names: the role that uses it first, its registry (by `kind`) and
+its name.
+"""
 
 
 class ConfigError(ValueError):
@@ -84,12 +86,6 @@ class Config(BaseSettings):
         is not among them.
         """
         yield from ()
-
-    def ignored_entries(self, role: Role | None = None) -> list[str]:
-        """A sentence for each name where a package's entry of that name is ignored. role: only
-        names that it uses.
-        """
-        return [told for user, registry, name in self.entries() if role in (None, user) and (told := registry.ignored(name))]
 
     @classmethod
     def placed(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:

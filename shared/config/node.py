@@ -34,15 +34,15 @@ class NodeConfig(VerifierConfig):
 
     def entries(self) -> Iterator[Entry]:
         """As in the base class."""
-        yield "trainer", OBJECTIVES, self.trainer.objective
+        yield "trainer", OBJECTIVES.kind, self.trainer.objective
         if self.generator.engine != "auto":
-            yield "generator", ENGINES, self.generator.engine
-        yield "trainer", POLICY_STORES, policy_store_name(self.policy_store_uri)
+            yield "generator", ENGINES.kind, self.generator.engine
+        yield "trainer", POLICY_STORES.kind, policy_store_name(self.policy_store_uri)
         for name in dict.fromkeys(spec.dataset for spec in self.tasks):
-            yield "generator", TASK_SOURCES, name
+            yield "generator", TASK_SOURCES.kind, name
         if isinstance(self.tracking.trackers, list):
             for name in self.tracking.trackers:
-                yield "trainer", TRACKERS, name
+                yield "trainer", TRACKERS.kind, name
         yield from super().entries()
 
     @property

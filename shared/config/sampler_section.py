@@ -146,5 +146,5 @@ class SamplerConfig(ProcessConfig):
 
     def entries(self) -> Iterator[Entry]:
         """As in the base class."""
-        yield "sampler", STRATEGIES, self.sampler.strategy
+        yield "sampler", STRATEGIES.kind, self.sampler.strategy
         yield from super().entries()

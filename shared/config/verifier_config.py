@@ -36,5 +36,5 @@ class VerifierConfig(ViewConfig, SamplerConfig):
     def entries(self) -> Iterator[Entry]:
         """As in the base class."""
         for name in dict.fromkeys(part.use for spec in self.tasks for part in parts_of(spec.verifier) if not part.file):
-            yield "verifier", VERIFIERS, name
+            yield "verifier", VERIFIERS.kind, name
         yield from super().entries()

@@ -32,6 +32,7 @@ from shared.contracts.streams import MissingStreams, prepare_node_streams, prepa
 from shared.lease.folder import FolderLock
 from shared.lease.holder import Lease
 from shared.lease.name import NameTaken, check_name
+from shared.registry import ignored_entries
 from shared.roles import Role
 from shared.runtime import spans
 from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED, FILE_VARIABLE, FatalError, note_death
@@ -109,7 +110,7 @@ def main(role: Role, kind: type[C], build: Callable[[C], Service]) -> NoReturn:
         sys.exit(EXIT_CONFIG)
     configure_logging(level=config.log.level, log_format=config.log.format, file=config.node.run_dir / f"{role}.log")
     log = structlog.get_logger(role).bind(node=config.node.id, role=role)
-    for sentence in config.ignored_entries(role):
+    for sentence in ignored_entries(config.entries(), role):
         log.warning("entry_point_ignored", reason=sentence)
     try:
         code = asyncio.run(_live(role, config, build, log))

@@ -34,7 +34,8 @@ import numpy as np
 from shared.contracts.codec import decode, encode
 from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.contracts.messages import Task, TaskRef
-from shared.registry import PACKAGE_FAILURES, TASK_SOURCES, did_you_mean, failure, plugin_errors
+from shared.registry import PACKAGE_FAILURES, TASK_SOURCES, failure, plugin_errors
+from shared.suggestions import did_you_mean
 from shared.tasks.file_rows import FileRows, find_rows, is_file_name
 from shared.tasks.prompt import content_key, read_prompt, row_task, text_task
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from shared.config.section import entry_lines, sources_message
-from shared.registry import did_you_mean
+from shared.suggestions import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
 from shared.tasks.file_formats import PACKED, FileSourceError, Row, data_files, place_in

@@ -355,9 +355,15 @@ def chosen_name(asked: str, invitation: Invitation, folder: JoinFolder, public_k
 
 def task_entries(asked: str, invitation: Invitation) -> list[dict[str, Any]]:
     """The `[[tasks]]` for the names in `asked`, as the token offers them or else with the dataset's
-    default settings; all of the token's if `asked` is empty.
+    default settings; all of the token's if `asked` is empty. Raises CommandError if no node can use
+    what the token offers.
     """
     offered: list[dict[str, Any]] = task_specs(invitation)
+    try:
+        for each in offered:
+            TaskSpec.model_validate(each)
+    except ValueError:
+        raise CommandError("a task in the token has invalid settings: ask for another token") from None
     if not asked:
         return offered
     names = [name.strip() for name in asked.split(",") if name.strip()]

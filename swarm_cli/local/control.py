@@ -25,8 +25,8 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from shared.plain_files import NO_FILE, open_plain
-from shared.registry import did_you_mean
 from shared.roles import ROLES
+from shared.suggestions import did_you_mean
 from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError

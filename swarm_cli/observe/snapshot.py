@@ -23,11 +23,11 @@ from shared.contracts.streams import STREAMS_FILE, missing, noted_names
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.statements import OTHER_SWARM, Heard, SignatureStatus
 from shared.lease.name import NameTaken, name_owner
-from shared.registry import did_you_mean
 from shared.rewards import CAUSES
 from shared.roles import OPERATOR, ROLES, SEVERAL, Role
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.suggestions import did_you_mean
 from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamState, Transport, TransportError, bucket_stream
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluation_log import (

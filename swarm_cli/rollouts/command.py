@@ -17,9 +17,9 @@ import typer
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.contracts.wire import is_node_name
-from shared.registry import did_you_mean
 from shared.roles import OPERATOR, ROLES
 from shared.runtime.planes import connect_node_plane
+from shared.suggestions import did_you_mean
 from shared.text import visible, visible_json
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import note, terminal

@@ -30,7 +30,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, SignatureStatus, sign_statement
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.invitation import Credential, Invitation, Member
+from swarm_cli.invitation import Credential, Invitation, Member, OfferedTask
 from swarm_cli.invite_command import accepted
 from swarm_cli.join import findings
 from swarm_cli.join.command import prepare
@@ -79,6 +79,13 @@ def test_tasks_are_the_swarms_or_those_that_were_named_with_the_swarms_settings(
     offered = task_entries("", invitation())
     assert [entry["dataset"] for entry in offered] == [task.dataset for task in DEMO.tasks]
     assert task_entries("gcd, lcm", invitation()) == [offered[1], {"dataset": "lcm"}]
+
+
+@pytest.mark.parametrize("config", ['{"seed": 1}', "[1]"])
+def test_a_token_with_a_task_that_no_node_can_use_is_refused(config: str) -> None:
+    offers = msgspec.structs.replace(accepted(load_config(DEMO_CONFIG)), tasks=[OfferedTask(dataset="gcd", config=config)])
+    with pytest.raises(CommandError, match="a task in the token"):
+        task_entries("", invitation(accepts=offers))
 
 
 @pytest.mark.parametrize("known", [[{"dataset": "lcm", "weight": 2.0}], [{"source": "file", "path": "rows.jsonl"}]])

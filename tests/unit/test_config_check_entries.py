@@ -15,6 +15,7 @@ import pytest
 
 from services.trainer.service import TrainerService
 from shared.config import ConfigError, load_config
+from shared.registry import ignored_entries
 from shared.runtime import EXIT_CONFIG, FatalError
 from swarm_cli.config_checks import entry_problems, objective_problem
 from swarm_cli.config_commands import check
@@ -124,12 +125,12 @@ def test_a_package_whose_entry_has_the_name_of_a_built_in_one_is_warned_of(
 ) -> None:
     name = words.split(" = ")[1].split()[0] if " = " in words else "chain_sum"
     config = load_config(None, {"tasks": TASKS, **sections})
-    assert config.ignored_entries() == []
+    assert ignored_entries(config.entries()) == []
     install(tmp_path, monkeypatch, group, name, "raise SystemExit(3)")
-    (sentence,) = config.ignored_entries()
+    (sentence,) = ignored_entries(config.entries())
     assert words in sentence and "the one of the package my-package is ignored" in sentence
-    assert config.ignored_entries(role) == [sentence] and config.ignored_entries("verifier") == []
-    assert load_config(None, {"tasks": TASKS}).ignored_entries() == []
+    assert ignored_entries(config.entries(), role) == [sentence] and ignored_entries(config.entries(), "verifier") == []
+    assert ignored_entries(load_config(None, {"tasks": TASKS}).entries()) == []
 
 
 OBJECTIVE = """

@@ -139,10 +139,6 @@ def test_a_token_with_a_key_says_so_in_its_first_word() -> None:
         ({"roster": [Member(node="a", public_key=KEY), Member(node="b", public_key=KEY)]}, "twice"),
         ({"roster": [Member(node="a\nb", public_key=KEY)]}, "roster"),
         ({"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd", config="[" * 4000)])}, "settings"),
-        (
-            {"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd", config='{"seed": 1}')])},
-            "settings",
-        ),
         ({"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd", verifier="mine:run")])}, "verifier"),  # type: ignore[arg-type]
         ({"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd")] * 65)}, "tasks"),
     ],
