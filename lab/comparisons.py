@@ -1,5 +1,5 @@
-"""Compares each arm with its baseline, with intervals over seeds and questions, and corrects for
-the number of comparisons.
+"""Compares each arm with its baseline, with intervals over seeds, and corrects for the number of
+comparisons.
 """
 
 from __future__ import annotations
@@ -7,13 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lab.measures import Measures, gain_of_question, gain_until, round_of
-from lab.statistics import bootstrap_ratio, holm, paired_differences, sign_flip_p
+from lab.measures import Measures, gain_until, round_of
+from lab.statistics import Ratio, fieller_ratio, holm, paired_differences, sign_flip_p
 from shared.intervals import Estimate, estimate
 
 _GAIN = "gain_screened"
-FEWEST_SEEDS = 4
-"""With fewer seeds, resampling them says next to nothing about what other seeds would give."""
 
 
 def compare_arms(
@@ -28,7 +26,6 @@ def compare_arms(
     `runs` are measures by arm and seed, `baseline_of` names each arm's baseline.
     """
     spec = manifest["spec"]
-    same_questions = spec.get("held_out", "one") == "one"
     at_equal_completions = spec.get("compare") == "equal completions"
     stated = list(dict.fromkeys(_pair(pair, baseline_of) for pair in spec.get("confirm", [])))
     others = [pair for pair in baseline_of.items() if pair not in stated]
@@ -36,14 +33,12 @@ def compare_arms(
     for arm, baseline in [*stated, *others]:
         if arm == baseline or arm not in runs or baseline not in runs:
             continue
-        questions = _by_question(runs[arm], runs[baseline], at_equal_completions)
         gains = gains_of_two(runs[arm], runs[baseline], at_equal_completions=at_equal_completions)
         differences = paired_differences(*gains)
         if len(differences) < 2:
             continue
         was_stated = (arm, baseline) in stated
         shared_seeds = sorted(gains[0].keys() & gains[1].keys())
-        enough = len(differences) >= FEWEST_SEEDS and all(questions)
         found.append(
             {
                 "arm": arm,
@@ -51,8 +46,7 @@ def compare_arms(
                 "stated": was_stated,
                 "seeds": len(differences),
                 "difference": estimate(differences),
-                "ratio_interval": bootstrap_ratio(*questions, same_questions=same_questions) if enough else None,
-                "ratio": _ratio(*gains),
+                "ratio": fieller_ratio(*([gain[seed] for seed in shared_seeds] for gain in gains)),
                 "p": sign_flip_p(differences) if was_stated else None,
                 "gains": {
                     name: {seed: round(gain[seed], 6) for seed in shared_seeds}
@@ -81,17 +75,16 @@ def comparisons_text(comparisons: Sequence[Mapping[str, Any]], over: str = "whol
         return ""
     parts = [
         "## Comparisons\n",
-        f"Cumulative gain, screened, over {over}. Ratio of the means over seeds, with the 95 % interval of a hierarchical "
-        "bootstrap that resamples seeds and questions. Mean paired difference, with Student's 95 % interval over seeds. p: "
-        "two-sided, from the signs of the differences, also corrected for the number of stated comparisons (Holm). A comparison "
-        "that was not stated beforehand is exploratory and has no p.\n",
+        f"Cumulative gain, screened, over {over}. Ratio of the means over seeds, with Fieller's 95 % interval. Mean paired "
+        "difference, with Student's 95 % interval over seeds. p: two-sided, from the signs of the differences, also corrected for "
+        "the number of stated comparisons (Holm). A comparison that was not stated beforehand is exploratory and has no p.\n",
         comparisons_table(comparisons),
     ]
     return "\n".join(parts)
 
 
 def comparisons_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    """Only the table, with a sentence about what it leaves out."""
+    """Only the table."""
     lines = [
         "| arm | baseline | | seeds | ratio of means | difference | p | p, corrected |",
         "|---|---|---|---|---|---|---|---|",
@@ -100,33 +93,21 @@ def comparisons_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
         difference: Estimate = each["difference"]
         lines.append(
             f"| {each['arm']} | {each['baseline']} | {'stated' if each['stated'] else 'exploratory'} | {each['seeds']} | "
-            f"{_ratio_text(each)} | {difference.mean:+.4f} ± {difference.half_width:.4f} | {_p(each['p'])} | "
+            f"{bounded(each['ratio'])} | {difference.mean:+.4f} ± {difference.half_width:.4f} | {_p(each['p'])} | "
             f"{_p(each['p_corrected'])} |"
         )
-    if any(each["seeds"] < FEWEST_SEEDS for each in comparisons):
-        lines += [
-            "",
-            f"Too few seeds: with fewer than {FEWEST_SEEDS}, a bootstrap draws the same few runs again and again, and its interval "
-            "would be far too narrow.",
-        ]
     return "\n".join(lines) + "\n"
 
 
-def _ratio_text(compared: Mapping[str, Any]) -> str:
-    if compared["ratio"] is None:
-        return "–"
-    if compared["seeds"] < FEWEST_SEEDS:
-        return f"{compared['ratio']:.2f} (too few seeds)"
-    interval = compared["ratio_interval"]
-    return f"{compared['ratio']:.2f}" + ("" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})")
+def bounded(ratio: Ratio | None) -> str:
+    """The ratio with its interval, in words where none can be bounded."""
+    return "no ratio can be bounded" if ratio is None else f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def gains_of_two(
     arm: Mapping[int, Measures], baseline: Mapping[int, Measures], *, at_equal_completions: bool
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Cumulative gain, screened, by seed for two arms; records without results by question have it
-    too.
-    """
+    """Cumulative gain, screened, by seed for two arms."""
     return _matched_gains(arm, baseline) if at_equal_completions else (_gains(arm), _gains(baseline))
 
 
@@ -134,29 +115,8 @@ def _gains(by_seed: Mapping[int, Measures]) -> dict[int, float]:
     return {seed: run.numbers[_GAIN] for seed, run in by_seed.items() if _GAIN in run.numbers}
 
 
-def _by_question(
-    arm: Mapping[int, Measures], baseline: Mapping[int, Measures], at_equal_completions: bool
-) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-    """Each question's gain by seed, for both arms; with `at_equal_completions` only for the seeds
-    that both have.
-    """
-    found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
-    for runs, other, into in ((arm, baseline, found[0]), (baseline, arm, found[1])):
-        for seed, run in runs.items():
-            completions = None
-            if at_equal_completions:
-                if seed not in other:
-                    continue
-                completions = min(run.numbers["completions"], other[seed].numbers["completions"])
-            if gains := gain_of_question(run, completions):
-                into[seed] = gains
-    return found
-
-
 def _matched_gains(arm: Mapping[int, Measures], baseline: Mapping[int, Measures]) -> tuple[dict[int, float], dict[int, float]]:
-    """The gain by seed up to an equal number of completions, for both arms. Also works for records
-    without results by question.
-    """
+    """The gain by seed up to an equal number of completions, for both arms."""
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     for seed in arm.keys() & baseline.keys():
         completions = min(arm[seed].numbers["completions"], baseline[seed].numbers["completions"])
@@ -164,12 +124,6 @@ def _matched_gains(arm: Mapping[int, Measures], baseline: Mapping[int, Measures]
             if (gain := gain_until(run.held_out_screened, round_of(run, completions))) is not None:
                 into[seed] = gain
     return found
-
-
-def _ratio(arm: Mapping[int, float], baseline: Mapping[int, float]) -> float | None:
-    seeds = arm.keys() & baseline.keys()
-    below = sum(baseline[seed] for seed in seeds)
-    return sum(arm[seed] for seed in seeds) / below if below > 0.0 else None
 
 
 def _p(value: float | None) -> str:

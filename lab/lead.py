@@ -6,8 +6,8 @@
 
 Of several pairs it prints the ratio of their mean gains. Of one pair it also says whether other
 measures show the lead, on which seeds and datasets it rests, how much more training is behind it,
-and what part it makes up of another lead. Intervals of ratios are Fieller's, because a report's
-bootstrap is too narrow for few seeds; that of the difference is Student's.
+and what part it makes up of another lead. Intervals of ratios are Fieller's, that of the difference
+is Student's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.comparisons import gains_of_two
+from lab.comparisons import bounded, gains_of_two
 from lab.measures import Measures, Point, gain_until, round_of
 from lab.records import read_records
 from lab.report import folders_of, read_runs
@@ -100,8 +100,7 @@ def _differences(arm: Sequence[float], base: Sequence[float]) -> list[float]:
 
 
 def _bounded(values: Sequence[float], base: Sequence[float]) -> str:
-    found = fieller_ratio(values, base)
-    return "no ratio can be bounded" if found is None else f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return bounded(fieller_ratio(values, base))
 
 
 def _screened(measure: Measure) -> Value:

@@ -29,10 +29,6 @@ class Measures:
     held_out_of_task: dict[str, list[Point]]
     held_out_screened: list[Point]
     """`held_out` without the excluded datasets (`lab.floors`)."""
-    answers: list[list[tuple[float, str]]]
-    """By node: the round of each evaluation, with "1" or "0" for each question of a dataset that is
-    not excluded; empty if the records do not have results by question.
-    """
     completions: list[Point]
     """Number of completions that all nodes had generated, by round."""
     numbers: dict[str, float]
@@ -93,7 +89,6 @@ def measures(records: Iterable[dict[str, Any]], out: Collection[str] = ()) -> Me
         held_out=held_out,
         held_out_of_task={name: _over_nodes(evaluations, _task_pass_rate(name)) for name in sorted({*_tasks(evaluations)})},
         held_out_screened=screened,
-        answers=_answers(evaluations, out),
         completions=_completions(steps),
         numbers=numbers,
     )
@@ -134,37 +129,6 @@ def _over_nodes(evaluations: Sequence[dict[str, Any]], value: Callable[[dict[str
     curves = [{x: _mean(ys) for x, ys in sorted(by_round.items())} for by_round in series.values()]
     rounds = sorted({x for curve in curves for x in curve})
     return [(x, _mean([curve[x] if x in curve else value_at(list(curve.items()), x) for curve in curves])) for x in rounds]
-
-
-def _answers(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> list[list[tuple[float, str]]]:
-    if not all("passed" in line for line in evaluations):
-        return []
-    series: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for line in evaluations:
-        # Questions are in the order of the datasets.
-        names = [name for name, (n, _, _) in line["tasks"].items() for _ in range(n)]
-        kept = "".join(bit for bit, name in zip(line["passed"], names, strict=True) if name not in out)
-        series[line["node"]].append((line["round"], kept))
-    return list(series.values())
-
-
-def gain_of_question(run: Measures, completions: float | None = None) -> list[float]:
-    """Cumulative gain on each held-out question that is not excluded, averaged over nodes; empty if
-    the records do not have results by question.
-
-    `completions`: measure up to the round in which all nodes together had generated this many;
-    empty if that is before the first evaluation. None: over the whole run, in which case the mean
-    is `gain_screened`.
-    """
-    end = None if completions is None else round_of(run, completions)
-    if end is not None and any(end <= series[0][0] for series in run.answers):
-        return []
-    node_gains = [
-        [_gain(_until([(x, float(bits[place])) for x, bits in series], end)) for place in range(len(series[0][1]))]
-        for series in run.answers
-    ]
-    # Nodes with different sources are asked different questions.
-    return [_mean(gains) for gains in zip(*node_gains, strict=True)] if len({len(gains) for gains in node_gains}) == 1 else []
 
 
 def round_of(run: Measures, completions: float) -> float:

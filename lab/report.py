@@ -16,7 +16,7 @@ from lab.records import read_records
 from lab.report_tables import report_markdown
 from lab.runs import RunFolder, finished_runs, read_manifest
 from lab.spec import SpecError
-from lab.statistics import paired_ratios
+from lab.statistics import Ratio, paired_ratios
 from shared.intervals import Estimate, estimate
 
 Runs = Mapping[str, Mapping[int, Measures]]
@@ -198,7 +198,7 @@ def _tasks(by_seed: Mapping[int, Measures]) -> dict[str, dict[str, Estimate]]:
 
 
 def _jsonable(value: Any) -> Any:
-    if isinstance(value, Estimate):
+    if isinstance(value, Estimate | Ratio):
         return {key: None if part is None else round(part, 6) for key, part in asdict(value).items()}
     if isinstance(value, Mapping):
         return {str(key): _jsonable(part) for key, part in value.items()}

@@ -1,8 +1,5 @@
 """Compares two arms over seeds, beyond `shared.intervals`: ratios, p and their correction, and the
 few figures of series that reports need. Pure.
-
-With ten seeds a hierarchical bootstrap resamples both seeds and questions; by seeds alone it still
-has only 0.82 of the width of Student's.
 """
 
 from __future__ import annotations
@@ -68,52 +65,6 @@ def holm(p_values: Mapping[str, float], asked: int | None = None) -> dict[str, f
         highest = max(highest, min(1.0, p_values[name] * (number - place)))
         corrected[name] = highest
     return corrected
-
-
-def bootstrap_ratio(
-    values: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]], *, same_questions: bool, draws: int = 4000
-) -> tuple[float, float] | None:
-    """95 % interval of the ratio of two means over seeds and questions, by the percentiles of a
-    hierarchical bootstrap that resamples both.
-
-    Args:
-        values: by seed, one number per question.
-        baseline: the same for the other arm, over the same questions in the same order.
-        same_questions: whether all seeds share their questions, which are then resampled once for
-            all of them.
-        draws: number of resamples.
-
-    Returns:
-        None with fewer than two seeds in common, if the numbers of questions differ between the
-        arms (or between seeds that should share them), or if the baseline's mean is not positive in
-        one draw of a hundred.
-    """
-    seeds = sorted(values.keys() & baseline.keys())
-    if len(seeds) < 2:
-        return None
-    random = np.random.default_rng(0)
-    pairs = [(np.asarray(values[seed], float), np.asarray(baseline[seed], float)) for seed in seeds]
-    if any(
-        len(arm_gains) != len(base_gains) or (same_questions and len(arm_gains) != len(pairs[0][0]))
-        for arm_gains, base_gains in pairs
-    ):
-        return None
-    ratios = []
-    for _ in range(draws):
-        shared = random.integers(len(pairs[0][0]), size=len(pairs[0][0])) if same_questions else None
-        above = below = 0.0
-        for place in random.integers(len(pairs), size=len(pairs)):
-            arm_gains, base_gains = pairs[place]
-            questions = random.integers(len(arm_gains), size=len(arm_gains)) if shared is None else shared
-            # `mean` without its checks, which take longer than the sum.
-            above += float(np.add.reduce(arm_gains[questions]) / len(questions))
-            below += float(np.add.reduce(base_gains[questions]) / len(questions))
-        if below > 0.0:
-            ratios.append(above / below)
-    if len(ratios) < 0.99 * draws:
-        return None
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,16 +51,15 @@ def read_report(folder: Path) -> tuple[str, dict[str, Any]]:
     return (folder / "report.md").read_text(), json.loads((folder / "report.json").read_text())
 
 
-def test_a_few_seeds_get_no_bootstrap_interval_and_the_report_says_why(tmp_path: Path) -> None:
+def test_each_ratio_has_fiellers_interval_and_one_that_cannot_be_bounded_says_so(tmp_path: Path) -> None:
     write_report(results_of(tmp_path / "3", {"a": "11110", "b": "11111"}, 3), tmp_path / "of 3")
     text, found = read_report(tmp_path / "of 3")
-    assert "| b | a | exploratory | 3 | 1.25 (too few seeds) |" in text
-    assert "Too few seeds: with fewer than 4, a bootstrap" in text
-    assert found["comparisons"][0]["ratio_interval"] is None
-    write_report(results_of(tmp_path / "4", {"a": "11110", "b": "11111"}, 4), tmp_path / "of 4")
-    text, found = read_report(tmp_path / "of 4")
-    assert "oo few seeds" not in text
-    assert len(found["comparisons"][0]["ratio_interval"]) == 2
+    assert "| b | a | exploratory | 3 | 1.25 (1.25 to 1.25) |" in text
+    assert found["comparisons"][0]["ratio"] == {"ratio": 1.25, "low": 1.25, "high": 1.25}
+    write_report(results_of(tmp_path / "0", {"a": "00000", "b": "11111"}, 3), tmp_path / "of 0")
+    text, found = read_report(tmp_path / "of 0")
+    assert found["comparisons"][0]["ratio"] is None
+    assert "| b | a | exploratory | 3 | no ratio can be bounded |" in text
 
 
 def test_a_report_of_a_part_says_so_and_leaves_the_whole_one_alone(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_a_report_of_a_part_says_so_and_leaves_the_whole_one_alone(tmp_path: Pat
     assert "Part of the results" in written.findings
     assert found["part"] == {"without": ["gcd"], "seeds": [2, 3]}
     # Of chain_sum alone b passes twice as many.
-    assert (found["comparisons"][0]["ratio"], found["comparisons"][0]["seeds"]) == (2.0, 2)
+    assert (found["comparisons"][0]["ratio"]["ratio"], found["comparisons"][0]["seeds"]) == (2.0, 2)
     assert sum(found["commits"].values()) == 4
     assert found["arms"]["b"]["estimates"]["gain_screened"]["mean"] == pytest.approx(0.5)
     with pytest.raises(SpecError, match="no run of seed 7 is complete; seeds with complete runs: 1, 2, 3, 4"):
@@ -97,7 +96,7 @@ def test_the_command_writes_a_part_beside_the_report_and_prints_the_comparisons(
     results = results_of(tmp_path, {"a": "10111", "b": "11000"}, 2)
     report_command(results, None, ["gcd"], "1,2")
     said = capsys.readouterr().out
-    assert "| b | a | exploratory | 2 | 2.00 (too few seeds) |" in said
+    assert "| b | a | exploratory | 2 | 2.00 (2.00 to 2.00) |" in said
     assert str(results / "report-part" / "report.md") in said
     assert not (results / "report").exists()
 

@@ -10,16 +10,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lab.floors import Floor, out_datasets, read_floors, write_floors
-from lab.measures import gain_of_question, measures
+from lab.measures import measures
 from lab.records import RecordWriter, read_records
 from lab.report import write_report
 from lab.runs import run_folder, write_manifest
 from lab.spec import SpecError, parse_spec
-from lab.statistics import bootstrap_ratio, holm, sign_flip_p
+from lab.statistics import holm, sign_flip_p
 from shared.config import TaskSpec
 from shared.tasks import held_out_tasks
 
@@ -49,36 +48,6 @@ def test_p_values_are_corrected_after_holm() -> None:
     assert holm({"a": 0.02, "b": 0.5}, asked=3) == pytest.approx({"a": 0.06, "b": 1.0})
 
 
-@pytest.mark.parametrize("same_questions", [True, False])
-@pytest.mark.slow
-def test_the_bootstrap_holds_the_true_ratio_about_as_often_as_it_says(same_questions: bool) -> None:
-    random = np.random.default_rng(7)
-    held = 0
-    for _ in range(60):
-        hard = random.normal(0.0, 0.2, size=40)
-        base, arm = {}, {}
-        for seed in range(10):
-            questions = hard if same_questions else random.normal(0.0, 0.2, size=40)
-            level = random.normal(0.0, 0.05)
-            base[seed] = 0.5 + level + questions + random.normal(0.0, 0.1, size=40)
-            arm[seed] = 1.5 * (0.5 + level + questions) + random.normal(0.0, 0.1, size=40)
-        low, high = bootstrap_ratio(arm, base, same_questions=same_questions, draws=300)
-        held += low <= 1.5 <= high
-    assert held >= 48
-
-
-def test_the_bootstrap_says_nothing_where_there_is_nothing_to_say() -> None:
-    assert bootstrap_ratio({1: [0.1, 0.2]}, {1: [0.1, 0.2]}, same_questions=True) is None
-    assert bootstrap_ratio({1: [0.1], 2: [0.1]}, {1: [0.1], 2: [-0.1]}, same_questions=True) is None
-    twice = {seed: [0.2 * place for place in range(1, 9)] for seed in range(4)}
-    once = {seed: [0.1 * place for place in range(1, 9)] for seed in range(4)}
-    assert bootstrap_ratio(twice, once, same_questions=False) == pytest.approx((2.0, 2.0))
-    assert bootstrap_ratio(twice | {2: [0.1]}, once, same_questions=False) is None
-    uneven = ({1: [0.2] * 8, 2: [0.2] * 9}, {1: [0.1] * 8, 2: [0.1] * 9})
-    assert bootstrap_ratio(*uneven, same_questions=True) is None
-    assert bootstrap_ratio(*uneven, same_questions=False) == pytest.approx((2.0, 2.0))
-
-
 FLOORS = [
     Floor(dataset="gcd", config="{}", questions=50, constant="1", constant_rate=0.4, copy="a number 1", copy_rate=0.1),
     Floor(dataset="chain_sum", config="{}", questions=50, constant="`|\n", constant_rate=0.02, copy="a line 1", copy_rate=0.3),
@@ -106,10 +75,8 @@ def test_a_gain_is_given_without_the_datasets_that_a_constant_passes(tmp_path: P
     write_run(tmp_path / "r.gz", {0: "00000", 1: "10111", 2: "11111"})
     found = measures(read_records(tmp_path / "r.gz"), out_datasets(FLOORS))
     assert found.numbers["gain_screened"] == pytest.approx((0.25 + 0.75) / 2)
-    assert gain_of_question(found) == pytest.approx([0.75, 0.25])
     everything = measures(read_records(tmp_path / "r.gz"))
     assert everything.numbers["gain_screened"] == pytest.approx(everything.numbers["gain"]) == pytest.approx(0.65)
-    assert np.mean(gain_of_question(everything)) == pytest.approx(0.65)
 
 
 @pytest.mark.slow
@@ -130,9 +97,9 @@ def test_a_report_prints_floors_stated_comparisons_and_commits(tmp_path: Path) -
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     stated, exploratory = report["comparisons"]
     assert (stated["arm"], stated["stated"], stated["p"], stated["p_corrected"]) == ("b", True, 0.5, 0.5)
-    assert stated["ratio"] == pytest.approx(2.0)
+    assert stated["ratio"] == {"ratio": 2.0, "low": pytest.approx(2.0), "high": pytest.approx(2.0)}, "both seeds are alike"
     # What gcd alone shows is no gain; and nobody asked beforehand.
-    assert (exploratory["arm"], exploratory["ratio"], exploratory["p"]) == ("c", 1.0, None)
+    assert (exploratory["arm"], exploratory["ratio"]["ratio"], exploratory["p"]) == ("c", 1.0, None)
     (commit,) = report["commits"]
     assert report["commits"] == {commit: 6}
     assert f"6 by `{commit}`" in text
@@ -164,8 +131,7 @@ def test_arms_are_compared_over_whole_runs_or_up_to_where_the_shorter_one_ended(
     write_report(tmp_path, tmp_path / "report")
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     (found,) = report["comparisons"]
-    assert found["ratio"] == pytest.approx(ratio)
-    assert found["ratio_interval"][0] <= ratio <= found["ratio_interval"][1]
+    assert found["ratio"]["ratio"] == pytest.approx(ratio, abs=1e-6)
     assert f"screened, over {compare}. " in (tmp_path / "report" / "report.md").read_text()
 
 
@@ -184,8 +150,7 @@ def test_stated_comparisons_that_were_not_run_count_in_the_correction_and_one_st
 
 
 @pytest.mark.slow
-def test_records_without_questions_are_compared_at_equal_completions_too(tmp_path: Path) -> None:
-    """An arm that made nothing has no part to be compared."""
+def test_an_arm_that_made_nothing_has_no_part_to_be_compared_at_equal_completions(tmp_path: Path) -> None:
     spec = parse_spec(source(compare="equal completions"))
     write_manifest(tmp_path, spec)
     for arm, generated, last in (("a", 8, 0.4), ("b", 16, 0.4), ("c", 0, 0.1)):
@@ -201,7 +166,7 @@ def test_records_without_questions_are_compared_at_equal_completions_too(tmp_pat
     write_report(tmp_path, tmp_path / "report")
     (found,) = json.loads((tmp_path / "report" / "report.json").read_text())["comparisons"]
     # b has the 24 completions of a's run in round 0.5: a mean of 0.05 against 0.2.
-    assert (found["arm"], found["ratio"]) == ("b", pytest.approx(0.25))
+    assert (found["arm"], found["ratio"]["ratio"]) == ("b", pytest.approx(0.25))
 
 
 def test_nodes_that_are_evaluated_at_other_rounds_move_no_mean(tmp_path: Path) -> None:
@@ -238,7 +203,7 @@ def test_a_stated_comparison_may_be_of_any_two_arms(tmp_path: Path) -> None:
         ("b", "a", True),
         ("c", "a", False),
     ]
-    assert [each["ratio"] for each in found] == pytest.approx([1.5, 2.0, 3.0])
+    assert [each["ratio"]["ratio"] for each in found] == pytest.approx([1.5, 2.0, 3.0], abs=1e-5)
     assert [each["p_corrected"] for each in found] == [1.0, 1.0, None]
 
 
