@@ -94,7 +94,7 @@ class Plan:
             f"In both arms {self.nodes} nodes train for {self.steps} steps, each on {self.local} new local groups of "
             f"{self.config.generator.completions} answers a step, {self.completions:,} completions a node in all, and on up to "
             f"{self.external} further groups a step. Sharing: these are other nodes' groups. Own replay: nothing is taken from "
-            f"others; they are drawn from the node's own groups of the last {SamplerSection.replay_batches} batches whose rewards "
+            f"others; they are local groups of the last {SamplerSection.replay_batches} batches whose rewards "
             'differ (sampler.replay). Fixed in both: sampler.adapt = "off", sampler.shortage = "short". Everything else is as '
             "configured; a seed has the same held-out questions in both."
         )
