@@ -257,6 +257,7 @@ class _Training:
             self._checkpoints.store.set_aside(newer_than=self._publisher.policy.batch_number)
         self._trackers = open_feeds(self._config, self._publisher.policy.batch_number, self._log)
         self._context.status.set(StatusFigure.STEP, self._publisher.policy.batch_number)
+        self._context.status.set(StatusFigure.MAX_STEPS, self._config.trainer.max_steps or None)
         self._log.info(
             "training", step=self._publisher.policy.batch_number, resumed=checkpoint is not None, model=self._config.model.path
         )

@@ -85,6 +85,8 @@ class StatusFigure(StrEnum):
     """Groups of the newest step that were scored before their source's verifier, its package or
     `pass_at` was changed; only if there are any.
     """
+    MAX_STEPS = "max_steps"
+    """Steps after which the trainer is finished (`trainer.max_steps`); only if there is a number."""
     FINISHED = "finished"
 
 

@@ -1,5 +1,5 @@
-"""The data of the page's first view: one object of bounded size, from the results of a look. How
-much each node learned is told by held-out scores, compared only within the same held-out set.
+"""The data of the page: one object of bounded size for its first view, from the results of a look.
+Held-out scores tell whether a model gets better, compared only within the same held-out set.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.contracts.wire import is_node_name
 from shared.identity.statements import SignatureStatus
@@ -23,8 +23,10 @@ from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import Deceased, dying
 from swarm_cli.observe.run_files import Comparison, HeldOutSet
 from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.observe.verdict import held_out_verdict
 from swarm_cli.runs import restart_options, starts_again
 
+T = TypeVar("T")
 CURVE_POINTS = 24
 """Points of a node's curve in the table; the node's page has all that are kept."""
 THIS_SERVER = "this server's own"
@@ -55,7 +57,7 @@ def leaderboard(nodes: Iterable[NodeState], known: Collection[str] = ()) -> list
     return sorted(rows, key=rank)
 
 
-def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, float], ...]:
+def thinned(curve: Sequence[T], most: int) -> tuple[T, ...]:
     """At most `most` points, including the first and the last."""
     if len(curve) <= most:
         return tuple(curve)
@@ -166,6 +168,8 @@ def _node(node: NodeState, names: FileNames, deaths: Mapping[str, Deceased], run
         "notes": [visible(words, 300) for words in node.notes],
         "away": [_away(node.node, role, own.get(role), run) for role in away],
         "step": node.step,
+        "steps": node.max_steps,
+        "pace": None if (pace := node.steps_per_minute) is None else round(pace, 3),
         "version": node.version or (entry.said.policy_version if entry else 0),
         "model": visible(entry.said.model.name, 60) if entry else "",
         "tasks": [visible(names.shown(task), TASK_CHARACTERS) for task in entry.said.tasks[:TASKS_SENT]] if entry else [],
@@ -191,14 +195,16 @@ def _away(node: str, role: Role, died: Deceased | None, run: Path | None) -> dic
 
 
 def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str, Any]:
-    """One row's data, rounded to the precision that is drawn, so that a hundred curves
-    stay small.
+    """One row's data, rounded to the precision that is drawn, so that a hundred curves stay small.
+    A point of the curve: version, score, and of how many answers it is.
     """
     newest, entry = found.alike[-1], node.entry
+    outcome, words, chance = held_out_verdict(node.scores)
+    best = max(found.values, key=lambda each: each[1], default=None)
     own = THIS_SERVER if node.evaluation is not None else "signed"
     standing = ON_RECORD if ended else own if node.signed else "unsigned"
     held_out, scorer, n = newest.held_out_set
-    curve = thinned([(each.policy_version, as_shown(value)) for each, value in found.values], CURVE_POINTS)
+    curve = thinned([(each.policy_version, as_shown(value), each.n) for each, value in found.values], CURVE_POINTS)
     return {
         "node": node.node,
         "key": visible(entry.public_key or "", 64) if entry is not None and entry.standing is SignatureStatus.SIGNED else "",
@@ -213,5 +219,10 @@ def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str,
         "newest": as_shown(newest.score or 0.0),
         "gain": None if found.gain is None else as_shown(found.gain),
         "version": newest.policy_version,
+        "best": None if best is None else [best[0].policy_version, as_shown(best[1]), best[0].n],
+        "mean": None if newest.mean_reward is None else as_shown(newest.mean_reward),
+        "outcome": outcome.value,
+        "words": visible(words, 300),
+        "chance": None if chance is None else as_shown(chance),
         "curve": curve,
     }

@@ -1,6 +1,7 @@
-"""Which nodes have trained on whose groups, and the rewards of their steps: from the trainers'
-records of the runs on this machine (`metrics.jsonl`), which have every step of a run from its
-first. Memory is bounded, whatever the files hold.
+"""What the runs on this machine have recorded: which nodes have trained on whose groups, and the
+rewards of their steps, from the trainers' `metrics.jsonl`, which has every step of a run from its
+first; and answers to held-out questions before training and now, from the generators'
+`samples.jsonl`. Memory is bounded, whatever the files hold.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ import msgspec
 from shared.config import NodeConfig
 from shared.contracts.wire import is_node_name
 from shared.plain_files import open_plain, whole_lines
-from shared.run_records import METRICS_FILE
+from shared.run_records import METRICS_FILE, SAMPLES_FILE
+from shared.text import cut_text
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
-from swarm_cli.file_names import file_names
+from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.rollouts.records import HeldOutSample, Samples, read_samples
 
 CELLS_A_NODE = 5_000
 NODES_KEPT = 64
 """How many nodes' records are read."""
 DATASET_CHARACTERS = 128
+ANSWERS_KEPT = 16
+"""Of how many nodes the held-out answers are kept in memory."""
+QUESTIONS_SENT = 32
+ANSWER_CHARACTERS = 600
 _BLOCK_BYTES = 2**23
 _MOST_BYTES = 2**28
 """Of a longer file, only the end is read."""
@@ -162,6 +169,7 @@ class RunRecords:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._tallies: dict[str, NodeTally] = {}
+        self._answers: dict[Path, tuple[tuple[int, int, int], Samples | None, Samples | None]] = {}
         self.trained = TrainedGroups()
         self.folders: dict[str, Path] = {}
         self.names = file_names(None, config.tasks)
@@ -169,6 +177,28 @@ class RunRecords:
     def rewards(self, node: str) -> list[StepPoint]:
         """The rewards of a node's newest steps; empty if they are not on record here."""
         return list(self._tallies[node].rewards) if node in self._tallies else []
+
+    def answers(self, node: str) -> dict[str, Any] | None:
+        """The page's object about a node's held-out answers; None if none is on record here. They
+        are read again only when the file has changed.
+        """
+        folder = self.folders.get(node)
+        try:
+            found = None if folder is None else (folder / SAMPLES_FILE).lstat()
+        except OSError:
+            found = None
+        if folder is None or found is None:
+            return None
+        state = found.st_ino, found.st_size, found.st_mtime_ns
+        known = self._answers.pop(folder, None)
+        if known is None or known[0] != state:
+            read = read_samples(folder)
+            known = state, next((each for each in read if each.policy_version == 0), None), read[-1] if read else None
+        self._answers[folder] = known
+        while len(self._answers) > ANSWERS_KEPT:
+            self._answers.pop(next(iter(self._answers)))
+        _, base, newest = known
+        return None if newest is None else answers_object(base, newest, self.names)
 
     def read(self, snapshot: SwarmState, run: str) -> None:
         """Read what is new. It may take a second where a run is long. run: the run that is looked
@@ -245,3 +275,35 @@ def steps_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint], fi
         ]
         for point in (recorded if told else batches)
     ]
+
+
+def answers_object(base: Samples | None, newest: Samples, names: FileNames) -> dict[str, Any]:
+    """The same held-out questions answered before training and now, in the order of the newest
+    evaluation. An answer is its text, its reward and whether it passes; None where it is not on
+    record: `before` of other questions, `now` before the first step.
+    """
+    first = {_question(each): each for each in (base.samples if base is not None else [])}
+    trained = newest.policy_version > 0
+    return {
+        "version": newest.policy_version,
+        "rows": [
+            {
+                "dataset": names.shown(each.dataset),
+                "question": cut_text(each.question, ANSWER_CHARACTERS),
+                "reference": None if each.reference is None else cut_text(each.reference, ANSWER_CHARACTERS),
+                "before": _answer(first.get(_question(each))),
+                "now": _answer(each) if trained else None,
+            }
+            for each in newest.samples[:QUESTIONS_SENT]
+        ],
+    }
+
+
+def _question(sample: HeldOutSample) -> tuple[str, int, int]:
+    return sample.dataset, sample.seed, sample.index
+
+
+def _answer(sample: HeldOutSample | None) -> list[Any] | None:
+    if sample is None:
+        return None
+    return [cut_text(sample.text, ANSWER_CHARACTERS), None if sample.reward is None else as_shown(sample.reward), sample.passed]

@@ -20,6 +20,7 @@ FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/swarm.js": ("swarm.js", "text/javascript; charset=utf-8"),
     "/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
+    "/learning.js": ("learning.js", "text/javascript; charset=utf-8"),
     "/group.js": ("group.js", "text/javascript; charset=utf-8"),
     "/swarm.css": ("swarm.css", "text/css; charset=utf-8"),
 }

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,18 @@ from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
-from swarm_cli.dashboard.page_state import swarm_object, thinned
+from swarm_cli.dashboard.page_state import leaderboard, swarm_object, thinned
 from swarm_cli.dashboard.recent_groups import BatchFollower
 from swarm_cli.dashboard.run_records import RunRecords, as_shown, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.remedies import folder_here, server_trouble
+from swarm_cli.observe.node_state import NodeState, StepRates
+from swarm_cli.observe.remedies import folder_here, next_commands, server_trouble
 from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
-from swarm_cli.runs import RunEnd, RunGone, goes_on
-from swarm_cli.target import Target, run_here
+from swarm_cli.runs import RunEnd, RunGone
+from swarm_cli.target import Target, run_here, where_runs_are
 
 CONNECT_S = 3.0
 BATCHES_S = 10.0
@@ -71,6 +72,7 @@ class SwarmSource:
         self._records = RunRecords(config)
         self._steps: dict[str, TrainedRecords] = {}
         self._nodes: dict[str, NodeState] = {}
+        self._rates = StepRates()
         self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": server, "problem": "", "ended": None}
         self._heard_at: float | None = None
         self._runs: dict[str, str] = {}
@@ -103,6 +105,7 @@ class SwarmSource:
         if others or self._recorded is not None or not self._runs.keys() <= {*runs, *snapshot.earlier}:
             self._forget()  # another store or another run is at this address now, or the run goes on
             return await self.look()
+        snapshot = replace(snapshot, nodes=tuple(map(self._rates.rated, snapshot.nodes)))
         self._heard_at, self._runs, self._recorded = snapshot.at, runs, None
         self.ended = None
         await asyncio.to_thread(self._records.read, snapshot, run_here(var_dir, target))
@@ -127,7 +130,7 @@ class SwarmSource:
             for node, batches in self._recorded.items():
                 await self._batches.read_recorded(node, batches)
         self._server = ""
-        self._show(snapshot, {"state": "ended", "ended": self._end_object(run, end)})
+        self._show(snapshot, {"state": "ended", "ended": self._end_object(run, end, snapshot)})
         return snapshot
 
     def _show(self, snapshot: SwarmState, told: Mapping[str, Any] = NOTHING_MORE) -> None:
@@ -137,7 +140,9 @@ class SwarmSource:
         self._nodes = {
             node.node: node for node in snapshot.nodes if node.statuses or node.entry is not None or node.lost or node.scores
         }
-        state = swarm_object(
+        runs = set(self._runs.values())
+        shown_run = self._target.run or (next(iter(runs)) if len(runs) == 1 else "")
+        state = {"run": visible(shown_run, 80)} | swarm_object(
             snapshot,
             self._batches.recent,
             self._records.trained,
@@ -148,15 +153,15 @@ class SwarmSource:
         emptied = any(node.lost for node in snapshot.nodes)
         self._state = state | _told_of_server(self._target.node_url, self._server, emptied=emptied) | dict(told)
 
-    def _end_object(self, run: str, end: RunEnd) -> dict[str, Any]:
+    def _end_object(self, run: str, end: RunEnd, snapshot: SwarmState) -> dict[str, Any]:
         """The page's object about a run's end."""
-        command, comma, how = goes_on(self._config.node.var_dir / "runs" / run).partition(", with ")
+        folder = self._config.node.var_dir / "runs" / run
+        best = next((node.node for node, _ in leaderboard(snapshot.nodes)), next((node.node for node in snapshot.nodes), "NODE"))
         return {
-            "goes_on": visible(command if "`" in command else f"`{command}`{comma}{how}", 400),
-            "run": visible(run, 80),
             "in_order": end.in_order,
             "at": end.at,
             "words": visible(end.sentence(run), 400),
+            "next": [[what, visible(command, 400)] for command, what in next_commands(folder, best, where_runs_are(self._config))],
         }
 
     async def _read_batches(self, snapshot: SwarmState) -> None:
@@ -198,6 +203,7 @@ class SwarmSource:
         return 200, {
             "node": node,
             "curves": {self._records.names.shown(dataset): thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
+            "answers": self._records.answers(node),
             "groups": [group.card(self._records.names) for group in groups],
             "steps": steps_object(self._records.rewards(node), self._batches.recent.steps(node), self._batches.first_held(node)),
         }

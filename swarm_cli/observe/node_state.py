@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
@@ -122,6 +122,17 @@ class StepRate:
         return 60.0 * (step - self._seen[0][1]) / elapsed_s if elapsed_s > 0 else None
 
 
+class StepRates:
+    """The rate of each node that a view looks at again and again."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, StepRate] = {}
+
+    def rated(self, node: NodeState) -> NodeState:
+        """The node with its steps per minute since it was looked at before."""
+        return replace(node, seen_rate=self._rates.setdefault(node.node, StepRate()).update(node.at, node.step))
+
+
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """A node at the Unix time `at`. None: not written yet, or not known here."""
@@ -189,6 +200,11 @@ class NodeState:
             signed = self.entry is not None and self.entry.standing is SignatureStatus.SIGNED
             return self.entry.said.policy_version if self.entry is not None and signed else None
         return self.policy.version if self.policy else self.recorded_version
+
+    @property
+    def max_steps(self) -> int:
+        """The steps after which the node is finished; 0 if no such number is known."""
+        return self.step if self.finished else int(self.figure("trainer", StatusFigure.MAX_STEPS))
 
     @property
     def finished(self) -> bool:

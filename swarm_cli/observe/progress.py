@@ -7,7 +7,6 @@ Lines are plain, without cursor movement, because honcho puts a prefix before ea
 from __future__ import annotations
 
 import asyncio
-import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +23,11 @@ from shared.transport.base import NotConnected
 from swarm_cli.console import count
 from swarm_cli.errors import checked_node
 from swarm_cli.observe.node_state import NodeState, StepRate
-from swarm_cli.observe.remedies import advice, folder_here, server_trouble
+from swarm_cli.observe.remedies import advice, folder_here, next_commands, server_trouble
 from swarm_cli.observe.run_files import newest_step
 from swarm_cli.observe.snapshot import take_snapshot
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.runs import goes_on, running_since
+from swarm_cli.runs import running_since
 from swarm_cli.target import Target, where_runs_are
 
 _GROUPS = {"made": 6, "shared": 7, "taken": 6, "refused": 8}
@@ -276,14 +275,7 @@ class ProgressView:
             _say(line)
 
     def _next_commands(self) -> list[str]:
-        run, where, node = self._config.node.run, where_runs_are(self._config), self._names[0]
-        commands = [
-            (f"swarm dashboard --run {run}", "curves, questions and answers in a browser"),
-            (f"swarm eval {shlex.quote(str(self._run_dir / node))} --answers 3", "what the policy answers"),
-            (f"swarm model export {run} {node} trained --best{where}", "the best policy as a Hugging Face folder"),
-            (f"swarm plot {run}{where}", f"learning curves as PNG (make plot RUN={run})"),
-            (goes_on(self._run_dir), "continues training"),
-        ]
+        commands = next_commands(self._run_dir, self._names[0], where_runs_are(self._config))
         begin = ["next:", *[""] * (len(commands) - 1)]
         return [
             f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log",

@@ -1,9 +1,11 @@
 """Finds what is wrong with a run of this machine, and the command that mends it: processes that die
-again and again, that do not answer, or that all wait for their server.
+again and again, that do not answer, or that all wait for their server. Lists what to do with a run
+that has ended.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +17,7 @@ from shared.roles import ROLES
 from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, Deaths, deaths_file, read_deaths
 from shared.text import visible
 from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeState, duration
-from swarm_cli.runs import restart_options, starts_again
+from swarm_cli.runs import goes_on, restart_options, starts_again
 from swarm_cli.server_diagnosis import cannot_store, silent_together
 from swarm_cli.target import Target, run_here
 
@@ -138,3 +140,17 @@ def folder_here(var_dir: Path, target: Target) -> Path | None:
     """The folder of the run that is looked at; None if that is no running run of this machine."""
     run = run_here(var_dir, target)
     return var_dir / "runs" / run if run else None
+
+
+def next_commands(run_dir: Path, node: str, where: str) -> list[tuple[str, str]]:
+    """Commands for a run that has ended, each with what it does; of its nodes `node` counts. where:
+    as `where_runs_are` returns.
+    """
+    run = shlex.quote(run_dir.name)
+    return [
+        (f"swarm dashboard --run {run}", "curves, questions and answers in a browser"),
+        (f"swarm eval {shlex.quote(str(run_dir / node))} --answers 3", "what the policy answers"),
+        (f"swarm model export {run} {node} trained --best{where}", "the best policy as a Hugging Face folder"),
+        (f"swarm plot {run}{where}", "learning curves as a PNG"),
+        (goes_on(run_dir), "continues training"),
+    ]

@@ -28,7 +28,7 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import count, note, terminal
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_lines import elsewhere_table, node_lines
-from swarm_cli.observe.node_state import NodeState, StepRate
+from swarm_cli.observe.node_state import NodeState, StepRates
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NOBODY, START, NoSuchNode, SwarmState, take_snapshot
 from swarm_cli.observe.status import refuse_nothing_seen, show, swarm_trouble
@@ -142,7 +142,7 @@ class Top:
         self._nodes = nodes
         self._target = target
         self._reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
-        self._rates: dict[str, StepRate] = {}
+        self._rates = StepRates()
         self._heard_at: float | None = None
         self._seen = SwarmState(time.time(), ())
         self._server = ""
@@ -195,11 +195,8 @@ class Top:
         seen = await take_snapshot(self._config, self._target, self._nodes, timeout_s=CONNECT_S, evaluations=self._reports)
         self._heard_at = time.time()
         self._server = await asyncio.to_thread(server_trouble, seen.here, self._config.node.var_dir, self._target)
-        self._seen = replace(seen, nodes=tuple(self._rated(node) for node in seen.nodes))
+        self._seen = replace(seen, nodes=tuple(map(self._rates.rated, seen.nodes)))
         return self._seen
-
-    def _rated(self, node: NodeState) -> NodeState:
-        return replace(node, seen_rate=self._rates.setdefault(node.node, StepRate()).update(node.at, node.step))
 
     @property
     def _headline(self) -> str:

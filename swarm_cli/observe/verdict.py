@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import NormalDist, fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.run_records import EVAL_FILE, unreadable
 from shared.text import visible
@@ -116,7 +116,7 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
     """Judge a node's run. `steps` are lines of `metrics.jsonl` in order, `evaluations` by policy
     version; either may be empty. lost: a sentence about evaluations that cannot be read.
     """
-    outcome, held_out = _held_out(evaluations, lost)
+    outcome, held_out, _ = held_out_verdict(evaluations, lost)
     steps = _judged_alike(steps, evaluations)
     symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
     notes = [note for look in _NOTES if (note := look(steps))]
@@ -159,36 +159,51 @@ def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
     return max(CHANCE_AT_LEAST, -NormalDist().inv_cdf(CHANCE / looks) * math.sqrt(variance))
 
 
-def _held_out(evaluations: Sequence[Evaluation], lost: str) -> tuple[Outcome, str]:
-    """The outcome by the held-out tasks alone, and a sentence about it."""
+class HeldOutVerdict(NamedTuple):
+    """What the held-out tasks alone say of a node. `words`: a sentence. `chance`: how far apart by
+    chance the newest pass rate and the base policy's may be; None if they cannot be judged.
+    """
+
+    outcome: Outcome
+    words: str
+    chance: float | None = None
+
+
+def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldOutVerdict:
+    """Judge a node by its evaluations, in order of policy version. lost: as for `verdict`."""
     if evaluations and not evaluations[-1].n and evaluations[-1].unknown:
         last = evaluations[-1]
-        return Outcome.UNKNOWN, f"none of the {last.unknown:,} held-out answers of version {last.policy_version} has a known reward"
+        words = f"none of the {last.unknown:,} held-out answers of version {last.policy_version} has a known reward"
+        return HeldOutVerdict(Outcome.UNKNOWN, words)
     comparison = compared(evaluations)
     newest, base, alike = comparison.newest, comparison.base, comparison.alike
     if comparison.why_no_base:
-        return Outcome.UNKNOWN, comparison.why_no_base
+        return HeldOutVerdict(Outcome.UNKNOWN, comparison.why_no_base)
     if newest is None or base is None or len(alike) < 2:
-        return Outcome.UNKNOWN, lost or "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
+        unasked = "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
+        return HeldOutVerdict(Outcome.UNKNOWN, lost or unasked)
     if newest.pass_rate is None or base.pass_rate is None:
-        return Outcome.UNKNOWN, f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
+        words = f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
+        return HeldOutVerdict(Outcome.UNKNOWN, words)
     best = max(alike, key=_rate)
     fewest = min((base, newest, best), key=lambda each: each.n)
     if fewest.n < FEWEST_TASKS:
-        return Outcome.UNKNOWN, _too_few(fewest)
+        return HeldOutVerdict(Outcome.UNKNOWN, _too_few(fewest))
     if best.pass_rate == 0 and base.mean_reward is not None and newest.mean_reward:
         words = f"mean held-out reward {_mean(newest)}, of the base policy {_mean(base)}"
-        return Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}"
+        return HeldOutVerdict(Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}")
     gain, chance = newest.pass_rate - base.pass_rate, margin(newest, base, 2)
     if gain < -chance:
-        return Outcome.FAILED, f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
+        words = f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
+        return HeldOutVerdict(Outcome.FAILED, words, chance)
     if _rate(best) - newest.pass_rate > margin(best, newest, 2 * len(alike)):
         words = f"held-out fell from its best, {best} at version {best.policy_version}, to {newest.pass_rate:.3f}"
-        return (Outcome.FELL if gain > chance else Outcome.FAILED), f"{words} (base {base.pass_rate:.3f})"
+        outcome = Outcome.FELL if gain > chance else Outcome.FAILED
+        return HeldOutVerdict(outcome, f"{words} (base {base.pass_rate:.3f})", chance)
+    words = f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy"
     if gain > chance:
-        return Outcome.LEARNED, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy"
-    explained = f"chance explains up to {chance:.3f} on {newest.n} tasks"
-    return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {explained}"
+        return HeldOutVerdict(Outcome.LEARNED, words, chance)
+    return HeldOutVerdict(Outcome.UNCLEAR, f"{words}; chance explains up to {chance:.3f} on {newest.n} tasks", chance)
 
 
 def _judged_alike(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> Sequence[Mapping[str, Any]]:

@@ -49,6 +49,7 @@ def test_an_ended_run_is_shown_as_its_records_say_and_nothing_of_it_grows_older(
             page = looker.open(shown.url)
             page.locator("#texts li").first.wait_for()
             page.get_by_text("This is from its records").wait_for()
+            page.locator("#fold > summary").click()
             for part in ("#nodes", "#texts"):
                 assert " ago" not in page.locator(part).inner_text(), "nothing of an ended run grows older as one looks"
             page = looker.open(shown.url + "#/node/alpha")

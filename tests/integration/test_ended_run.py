@@ -265,8 +265,8 @@ def test_a_page_that_was_told_of_nothing_shows_the_records_of_its_run_when_it_en
         told = shown.until_state("ended")
         assert told["exchange"] == [["alpha", "beta", "gcd", 1]], "the last lines of the files are read too"
         assert scores(told) == [(9, 0.75, 0.125)], "and the last scores, which nobody passed on"
-        assert told["ended"]["run"] == "one"
-        assert (told["problem"], told["ended"]["goes_on"]) == ("", "`swarm up --run one`"), "its server ended with it"
+        assert told["run"] == "one"
+        assert (told["problem"], told["ended"]["next"][-1][1]) == ("", "swarm up --run one"), "its server ended with it"
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(shown.url + "step.json?node=alpha&step=1", timeout=60)
         assert "it has no batches.jsonl here" in json.load(refused.value)["problem"]

@@ -72,13 +72,13 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
         every_look(browser, shown.url, "waiting", "No server answers there yet")
         server.start()
         shown.until_state("empty")
-        every_look(browser, shown.url, "empty", "No node yet")
+        every_look(browser, shown.url, "empty", "no node has written to it")
         for state, words in (
             ("starting", "evaluating the base policy before the first step"),
-            ("running", "Leaderboard"),
+            ("running", "All 3 models are getting better"),
             ("failed", "fell silent"),
-            ("stopped", "The nodes here were stopped before their last step"),
-            ("finished", "Every node here has taken its steps"),
+            ("stopped", "All 3 models got better"),
+            ("finished", "all steps taken"),
         ):
             written(write(state))
             shown.until_state(state)
@@ -86,6 +86,7 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
             if state == "failed":
                 looker = Looker(browser)
                 told = looker.open(shown.url).locator(".banner p").nth(1)
+                playwright.expect(looker.page.locator("main h1")).to_contain_text("has stopped at step 7")
                 # The page may have seen alpha's state before beta's.
                 playwright.expect(told).to_contain_text("; beta: no word from ", timeout=WAIT_MS)
                 assert told.inner_text().startswith("alpha: no word from generator, "), told.inner_text()
@@ -103,7 +104,7 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
         assert lost["leaderboard"], "what was known stays"
         every_look(browser, shown.url, "lost", "The page shows what was seen last")
         looker = Looker(browser)
-        codes = looker.open(shown.url).locator(".banner .facts code")
+        codes = looker.open(shown.url).locator(".banner code")
         assert "swarm up" in codes.all_inner_texts(), "a command is shown as one"
         looker.close()
     finally:
@@ -159,7 +160,7 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         page.goto(shown.url + "#/group/alpha/2/1")
         page.get_by_text("did not share token ids and logprobs").wait_for()
         looker.check()
-        page.get_by_role("link", name="The swarm").click()
+        page.get_by_role("link", name="This run").click()
         page.locator("#leaderboard").wait_for()
         assert looker.problems == []
     finally:
@@ -174,6 +175,7 @@ def test_who_learns_from_whom_says_what_is_not_counted_and_that_no_step_was_take
         swarm = await PageSwarm.open(server.url, tmp_path / "runs" / "dev")
         for name in ("alpha", "beta"):
             await swarm.node(name, step=step)
+        await swarm.node("gamma", here=False)
         for number in range(step):
             await swarm.batch("alpha", group("alpha", "alpha", f"What is {number}?", [("0", 1.0)]))
         if step:
@@ -220,6 +222,7 @@ def test_a_click_during_which_the_page_is_refreshed_is_followed(
         page = looker.open(shown.url)
         if differs:
             page.evaluate("document.querySelector('#nodes').append('what the next refresh replaces')")
+        page.locator("#fold > summary").click()
         page.locator("#nodes").get_by_role("link", name="alpha").hover()
         page.mouse.down()
         with page.expect_response("**/swarm.json*"):
@@ -228,8 +231,8 @@ def test_a_click_during_which_the_page_is_refreshed_is_followed(
         page.mouse.up()
         page.get_by_role("heading", name="Reward by step").wait_for()
         assert page.url.startswith(shown.url + "#/node/alpha")
-        page.get_by_role("link", name="The swarm").click()
-        page.get_by_role("heading", name="Running").wait_for()
+        page.get_by_role("link", name="This run").click()
+        page.get_by_role("heading", name="All 3 models are getting better").wait_for()
         assert "what the next refresh replaces" not in page.locator("#nodes").inner_text()
         looker.check()
     finally:
@@ -274,6 +277,7 @@ def test_scores_are_ranked_on_the_same_tasks_and_by_signature_and_hostile_text_i
         for width, scheme in ((1280, "light"), (390, "dark")):
             looker = Looker(browser, width, scheme)
             page = looker.open(shown.url)
+            page.locator("#fold > summary").click()
             tables = page.locator("#leaderboard table")
             rows_of = [table.locator("tbody tr").all() for table in tables.all()]
             ranks = [[row.locator("th, td").all_inner_texts() for row in rows] for rows in rows_of]

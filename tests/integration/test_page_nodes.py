@@ -46,7 +46,7 @@ def test_a_node_that_nobody_has_heard_of_is_not_found(browser: Any, server: Nats
         assert page.title() == "Not found · swarm"
         looker.check()
         page.get_by_role("link", name="To the swarm").click()
-        page.get_by_role("heading", name="Running").wait_for()
+        page.get_by_role("heading", name="are getting better").wait_for()
         for node in ("alpha", "gamma"):
             page.goto(f"{shown.url}#/node/{node}")
             page.get_by_role("heading", name=node, exact=True).wait_for()
@@ -73,6 +73,7 @@ def test_on_a_narrow_screen_all_of_the_leaderboard_and_of_the_nodes_is_in_sight(
         for width in (390, 1280):
             looker = Looker(browser, width)
             page = looker.open(shown.url)
+            page.locator("#fold > summary").click()
             boxes = page.evaluate(BOXES)
             assert sum(of == "leaderboard" for of, *_ in boxes) == 5 * 8
             assert [words for _, words, left, right in boxes if left < 0 or right > width or left == right] == []

@@ -29,25 +29,26 @@ LATE = {
     ],
 }
 AS_IF = """async (state) => {
-  const told = await get("swarm.json");
-  place([banner({ ...told, state }), nodesSection({ ...told, state })], false);
+  const told = { ...await get("swarm.json"), state };
+  place([banner(told), answerSection(told, focus(told, ""), null), nodesSection(told)], false);
 }"""
 PAGE = ROOT / "swarm_cli" / "dashboard" / "page"
 QUIET_END = {
     "state": "ended",
     "at": 1000.0,
     "now": 1060.0,
-    "ended": {"run": "first", "in_order": True, "at": 1000.0, "words": "run first ended", "goes_on": "`swarm up`"},
+    "ended": {"in_order": True, "at": 1000.0, "words": "run first ended", "next": [["continues training", "swarm up --run first"]]},
 }
 """What the dashboard tells of an ended run without records."""
 SEEN_END = {
     **QUIET_END,
     "leaderboard": [
         {"node": "alpha", "key": "", "standing": "on record", "trusted": True, "set": "ab", "n": 16, "unknown": 9,
-         "by_reward": False, "base": None, "newest": 0.5, "gain": None, "version": 3, "curve": [[3, 0.5]]},
+         "by_reward": False, "base": None, "newest": 0.5, "gain": None, "version": 3, "curve": [[3, 0.5, 7]], "best": [3, 0.5, 7],
+         "mean": 0.5, "outcome": "unknown", "words": "held-out tasks were not evaluated before and after", "chance": None},
     ],
 }  # fmt: skip
-SHOWN = "told => document.querySelector('main').replaceChildren(banner(told))"
+SHOWN = "told => document.querySelector('main').replaceChildren(banner(told), el('h1', { text: 'Seen' }))"
 
 
 def test_while_the_server_is_lost_or_stores_nothing_the_page_says_nothing_reassuring(
@@ -64,12 +65,13 @@ def test_while_the_server_is_lost_or_stores_nothing_the_page_says_nothing_reassu
         shown.until_state("running")
         looker = Looker(browser)
         page = looker.open(shown.url)
+        page.locator("#fold > summary").click()
         alpha = page.locator("#nodes tbody tr", has_text="alpha")
         playwright.expect(alpha).to_contain_text("● running", timeout=WAIT_MS)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             shown.until_state("lost")
-            page.get_by_role("heading", name="The server does not answer").wait_for(timeout=WAIT_MS)
+            page.get_by_text("The server does not answer.").wait_for(timeout=WAIT_MS)
             for state in ("unstored", ""):
                 assert "● running" not in (told := alpha.inner_text()) and "seen last: running" in told, told
                 looker.check()
@@ -113,12 +115,12 @@ def test_a_silent_process_of_a_run_on_this_machine_has_its_restart_and_its_log_n
                 page.evaluate("clearTimeout(timer), void round++")  # no look replaces what follows
                 page.evaluate(SHOWN, LATE)
                 assert banner.get_attribute("class") == "banner warn"
-                page.get_by_role("heading", name="Running, but a process does not answer").wait_for()
+                page.get_by_text("A process does not answer.").wait_for()
                 assert banner.locator("p").nth(1).inner_text() == "alpha: verifier not answering for 14s"
                 page.evaluate(SHOWN, {**LATE, "nodes": LATE["nodes"][1:]})
-                page.get_by_role("heading", name="Running, but a node stands still").wait_for()
+                page.get_by_text("A node stands still.").wait_for()
                 page.evaluate(SHOWN, {**LATE, "nodes": [{**LATE["nodes"][1], "trouble": "unscored"}]})  # type: ignore[dict-item]
-                page.get_by_role("heading", name="Running, but no group is scored").wait_for()
+                page.get_by_text("No group is scored.").wait_for()
                 away = [{"process": "alpha-verifier", "log": ""}]
                 gone = {"node": "alpha", "kind": "silent", "trouble": "", "words": "no word from verifier for 60 s", "away": away}
                 page.evaluate(SHOWN, {**LATE, "state": "failed", "cluster": True, "nodes": [gone]})
@@ -150,22 +152,22 @@ def test_only_an_answer_that_does_not_come_is_a_dashboard_that_does_not_answer(b
     page.route("http://127.0.0.1:9/**", answer)
     try:
         looker.open("http://127.0.0.1:9/")
-        assert page.locator("main h1").inner_text().endswith("The run has ended")
+        assert page.locator("#home code").all_inner_texts() == ["swarm up --run first"]
         looker.check()
         told = SEEN_END
         page.evaluate("show()")
-        page.locator("#exchange").get_by_text("No group was trained on.").wait_for()
-        page.locator("#leaderboard").get_by_text("7 of 16 held-out answers; 9 have no known reward").wait_for()
+        page.locator("#answer").get_by_text("7 of 16 held-out answers; 9 have no known reward").wait_for()
+        assert page.locator("#leaderboard, #exchange").count() == 0, "one node has no leaderboard, and nobody taught it"
         assert " yet" not in page.locator("main").inner_text(), "nothing more comes of a run that has ended"
         looker.check()
         told = {**QUIET_END, "state": "running"}  # without nodes: no dashboard tells that, so the page fails
         page.evaluate("show()")
-        assert page.locator("main h1").inner_text() == "! This page has an error"
-        assert "undefined" in page.locator(".banner").inner_text()
+        assert page.locator("#problem h1").inner_text() == "! This page has an error"
+        assert "undefined" in page.locator("#problem").inner_text()
         assert any("TypeError" in problem for problem in looker.problems), "the browser's console has the place"
         told = None
         page.evaluate("show()")
-        assert page.locator("main h1").inner_text() == "! The dashboard does not answer"
+        assert page.locator("#problem h1").inner_text() == "! The dashboard does not answer"
     finally:
         page.unroute("http://127.0.0.1:9/**")
         looker.close()

@@ -161,6 +161,11 @@ def row(node: NodeState, *, ended: bool = False) -> dict[str, Any]:
     return found
 
 
+def points(told: dict[str, Any]) -> list[tuple[int, float]]:
+    """The versions and scores of a row's curve."""
+    return [(version, score) for version, score, _ in told["curve"]]
+
+
 def test_a_base_score_by_another_reward_or_rule_is_none() -> None:
     def of(*rated: tuple[int, float | None, str, str | None]) -> dict[str, Any]:
         said = [
@@ -172,7 +177,7 @@ def test_a_base_score_by_another_reward_or_rule_is_none() -> None:
     first = (0, 0.1, "c", "d" * 64)
     assert of(first, (4, 0.5, "c", "d" * 64))["gain"] == pytest.approx(0.4)
     other = of(first, (4, 0.5, "e", "d" * 64))
-    assert (other["base"], other["gain"], other["curve"]) == (None, None, ((4, 0.5),))
+    assert (other["base"], other["gain"], other["curve"]) == (None, None, ((4, 0.5, 8),))
     assert of(first, (4, 0.5, "c", "e" * 64))["base"] is None
     by_reward = of((0, 0.45, "c", "d" * 64), (4, None, "c", None))
     assert (by_reward["base"], by_reward["newest"], by_reward["by_reward"]) == (0.2, 0.2, True)
@@ -180,7 +185,7 @@ def test_a_base_score_by_another_reward_or_rule_is_none() -> None:
 
 def test_a_new_training_forgets_the_last() -> None:
     again = row(scored("alpha", report("alpha", 0, 0.1), report("alpha", 5, 0.5), report("alpha", 3, 0.2, at=NOW + 100)))
-    assert again["curve"] == ((0, 0.1), (3, 0.2)) and again["gain"] == pytest.approx(0.1)
+    assert points(again) == [(0, 0.1), (3, 0.2)] and again["gain"] == pytest.approx(0.1)
 
 
 def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server(tmp_path: Path) -> None:
@@ -189,7 +194,7 @@ def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server(tmp_path: Path)
     assert (found := row(here))["trusted"] and (found["standing"], found["newest"]) == (THIS_SERVER, 0.25)
     in_files = recorded(tmp_path, report("alpha", 0, 0.125))
     known = row(dataclasses.replace(here, scores=held_out_history(said, [], in_files)))
-    assert (known["base"], known["curve"]) == (0.125, ((0, 0.125), (4, 0.25))), "of a run of seconds no report says the first"
+    assert (known["base"], points(known)) == (0.125, [(0, 0.125), (4, 0.25)]), "of a run of seconds no report says the first"
 
 
 def recorded(folder: Path, *reports: EvalReport) -> list[Evaluation]:
@@ -209,7 +214,7 @@ def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Pa
         assert known == list(map(Evaluation.of, reports))
         found = row(NodeState("alpha", at=NOW, scores=tuple(known)), ended=True)
         assert (found["newest"], found["version"], found["gain"], found["standing"]) == (0.75, 6, 0.625, "on record")
-        assert found["curve"] == ((0, 0.125), (4, 0.5), (6, 0.75)) == tuple(compared(known).curves[""])
+        assert points(found) == [(0, 0.125), (4, 0.5), (6, 0.75)] == compared(known).curves[""]
 
 
 def test_a_curve_for_each_task_is_by_the_measure_of_its_newest_result() -> None:

@@ -52,8 +52,9 @@ const stacked = (head, ...cells) => el("tr", {}, ...cells.map((cell, index) => (
 /** A wide table that scrolls separately, also by keyboard. */
 const scrolled = (label, table) => el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, table);
 
+/** A section with a heading; without a title the children have the heading. */
 function section(id, title, ...children) {
-  return el("section", { "aria-labelledby": `${id}-title`, id }, el("h2", { id: `${id}-title`, text: title }), ...children);
+  return el("section", { "aria-labelledby": `${id}-title`, id }, title === null ? null : el("h2", { id: `${id}-title`, text: title }), ...children);
 }
 
 /** A curve without axes, for a table's cell; its label is for people who cannot see it. */
@@ -78,7 +79,7 @@ const DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2 1 2", "3 6"];
 
 /** Lines over a common x axis, with y from 0 to 1, or as far as the values go. `lines`: {title, points: [[x, y]], link?: x => address or null}. They differ in dash and number. */
 function chart(label, lines, axis) {
-  const width = 720, height = 220, left = 52, bottom = 24, right = 26, top = 8;
+  const width = Math.min(1200, document.documentElement.clientWidth) - 32, height = 220, left = 52, bottom = 24, right = 26, top = 8;
   const [low, high] = bounds(lines.flatMap(({ points }) => points.map(([x]) => x)));
   const x = (value) => left + ((value - low) * (width - left - right)) / (high - low);
   const values = lines.flatMap(({ points }) => points.map(([, b]) => b)), least = Math.min(0, ...values), most = Math.max(1, ...values);
@@ -96,14 +97,14 @@ function chart(label, lines, axis) {
       picture.append(link?.(a) ? svg("a", { href: link(a), "aria-label": `${axis} ${a}: ${ratio(b)}` }, dot) : dot);
     }
   });
-  for (const [text, atX, atY] of apart(lines.map(({ points }, index) => [String(index + 1), x(points.at(-1)[0]) + 8, y(points.at(-1)[1]) + 4]), height - 4)) picture.append(label_at(text, atX, atY, "start"));
+  for (const label of apart(lines.map(({ points }, index) => [String(index + 1), x(points.at(-1)[0]) + 8, y(points.at(-1)[1]) + 4, "start"]), height - 4)) picture.append(label_at(...label));
   const legend = el("ol", { class: "legend" }, ...lines.map(({ title, points }) => el("li", {}, name(title), ` ${ratio(points.at(-1)[1])}`)));
-  return el("figure", {}, picture, legend);
+  return el("figure", { class: "sheet" }, picture, legend);
 }
 
-/** The lines' numbers, [text, x, y] each, moved up or down from where their lines end until none covers another; `lowest` is the largest y. */
+/** Labels, [text, x, y, …] each, moved up or down from where their lines end until none covers another; `lowest` is the largest y. */
 function apart(labels, lowest) {
-  const gap = matchMedia("(max-width: 600px)").matches ? 20 : 13; // the height of a digit, by swarm.css
+  const gap = 15; // more than the height of a digit, by swarm.css
   const sorted = [...labels].sort(([, , one], [, , other]) => one - other);
   sorted.forEach((label, index) => { if (index) label[2] = Math.max(label[2], sorted[index - 1][2] + gap); });
   let ceiling = lowest;
@@ -111,8 +112,8 @@ function apart(labels, lowest) {
   return sorted;
 }
 
-function label_at(text, x, y, anchor) {
-  const node = svg("text", { x, y, "text-anchor": anchor });
+function label_at(text, x, y, anchor, kind = "") {
+  const node = svg("text", { x, y, "text-anchor": anchor, class: kind });
   node.textContent = text;
   return node;
 }

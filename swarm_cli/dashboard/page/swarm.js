@@ -2,54 +2,58 @@
 "use strict";
 
 const REFRESH_MS = 5000, HELD_MS = 5000, MATRIX_MOST = 24;
-const chosen = { dataset: "", texts: "", held: false };
+const chosen = { node: "", questions: "", more: 0, dataset: "", texts: "", held: false, fold: null };
 let timer = 0, shown = "", round = 0;
 
 /** Each state of the swarm: its sign, its name, and what a person can do about it. */
 const STATES = {
-  waiting: ["…", "Waiting for a swarm", "No server answers there yet. Start a swarm with `swarm up` (`make run`) in another terminal; this page then shows it."],
+  waiting: ["…", "No run here yet", "No server answers there yet. Start a run in another terminal; it appears here within seconds."],
   lost: ["!", "The server does not answer", "The page shows what was seen last, and keeps trying."],
   unstored: ["!", "Every process waits for the server", ""],
   emptied: ["!", "The server came back with an empty store", ""],
-  empty: ["○", "No node yet", "The server answers, but no node has written to it. `swarm up` starts nodes."],
+  empty: ["○", "No run here yet", "The server answers, but no node has written to it. Start a run in another terminal; it appears here within seconds."],
   starting: ["◔", "Starting", "The processes are loading their models and evaluating the base policy before the first step. That takes about a minute."],
   running: ["●", "Running", ""],
   unread: ["?", "The nodes' state cannot be read", "They may be well. `swarm status` says why, and what to do."],
-  finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` continues a run, `swarm plot NAME` draws its curves."],
+  finished: ["✓", "Finished", "Every node here has taken its steps."],
   stopped: ["■", "Stopped", "The nodes here were stopped before their last step. `swarm up --run NAME` continues the run."],
   ended: ["■", "The run has ended", ""],
   failed: ["!", "A process is gone", "It fell silent without ending in order, or was given up."],
 };
 /** A swarm that runs with something wrong: by a node's `trouble`. */
 const TROUBLES = {
-  unanswered: ["△", "Running, but a process does not answer", "It may only be late, as on a busy machine. It counts as gone when nothing is heard of it for 30 s."],
-  dying: ["△", "Running, but a process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
-  unscored: ["△", "Running, but no group is scored", "Without a known reward there is nothing to train on. The verifier's log says why the rewards are unknown; `swarm config check` tries the verifier."],
-  still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
+  unanswered: ["△", "A process does not answer", "It may only be late, as on a busy machine. It counts as gone when nothing is heard of it for 30 s."],
+  dying: ["△", "A process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
+  unscored: ["△", "No group is scored", "Without a known reward there is nothing to train on. The verifier's log says why the rewards are unknown; `swarm config check` tries the verifier."],
+  still: ["△", "A node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
-const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", emptied: "bad", failed: "bad", waiting: "warn", unread: "warn" };
+const ALARMS = { lost: "bad", unstored: "bad", emptied: "bad", failed: "bad", unread: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", lost: "! streams lost", unread: "? not read", elsewhere: "○ elsewhere" };
 
 /** Text in which the parts between backquotes are shown as code. */
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 
-/** How the run ended, where what the page shows is from, and how to go on. */
-const endOf = ({ words, goes_on }) => `${words[0].toUpperCase()}${words.slice(1)}. This is from its records; none of its processes is running. To continue it: ${goes_on}.`;
+const troubleOf = (told) => (told.state === "running" && Object.keys(TROUBLES).find((each) => told.nodes.some((node) => node.trouble === each))) || "";
 
+/** What is wrong, with its remedy; nothing if all is well. */
 function banner(told) {
-  const ended = told.state === "ended" && told.ended;
-  const trouble = told.state === "running" && Object.keys(TROUBLES).find((each) => told.nodes.some((node) => node.trouble === each));
-  const [sign, title, words] = ended ? [ended.in_order ? "■" : "!", ended.in_order ? "The run has ended" : "The run broke off", endOf(ended)] : TROUBLES[trouble] || STATES[told.state];
+  const trouble = troubleOf(told), broke = told.state === "ended" && told.ended && !told.ended.in_order;
+  const kind = broke ? "bad" : trouble ? "warn" : ALARMS[told.state], apart_ = told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null;
+  if (!kind) return apart_ || told.problem ? el("div", { class: "banner warn" }, apart_, told.problem ? el("p", {}, el("bdi", {}, ...worded(told.problem))) : null) : null;
+  const [sign, title, words] = broke ? ["!", "The run broke off", told.ended.words] : TROUBLES[trouble] || STATES[told.state];
   const unwell = (node) => (told.state === "failed" ? node.kind === "silent" : trouble && node.trouble === trouble);
-  return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : trouble ? "warn" : GOOD[told.state] || ""}` },
-    el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
-    words ? el("p", {}, ...worded(words)) : null,
-    isFaulty(told) ? el("p", {}, el("bdi", {}, ...worded(told.problem))) : null,
+  return el("div", { class: `banner ${kind}` },
+    el("p", {}, el("b", {}, el("span", { "aria-hidden": "true", text: `${sign} ` }), `${title}. `), ...worded(words)),
     told.state === "failed" || trouble ? el("p", {}, ...wrong(told.nodes.filter(unwell))) : null,
     ...(told.state === "failed" ? remedies(told, told.nodes.filter(unwell).flatMap(({ away }) => away)) : []),
-    el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && !isFaulty(told) ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
-    ...(told.nodes || []).flatMap((node) => (node.notes || []).map((words) => el("p", {}, name(node.node), ": ", ...worded(words)))).slice(0, 3),
-    told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
+    told.problem ? el("p", {}, el("bdi", {}, ...worded(told.problem))) : null, apart_);
+}
+
+/** The page before there is anything to show. */
+function nothingYet(told) {
+  const [, title, words] = STATES[told.state], ways = [["A demo of two minutes", "swarm up"], ["Your own model and data", "swarm new"], ["A run that has ended", "swarm dashboard --run NAME"]];
+  return el("section", { id: "answer", "aria-labelledby": "answer-title" }, el("div", { class: "lead" }, el("div", {}, el("h1", { id: "answer-title", text: title }), el("p", { class: "soft" }, ...worded(words)))),
+    el("ul", { class: "do" }, ...ways.map(([what, command]) => el("li", {}, el("span", { text: what }), el("code", { text: command })))), el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.problem ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null));
 }
 
 /** What is wrong with which nodes; at most three of them. */
@@ -70,17 +74,21 @@ function remedies({ cluster }, away) {
 const STANDINGS = { signed: "✓ signed", unsigned: "? unsigned", "badly signed": "✗ badly signed", none: "○ no entry" };
 const standing = (what, problem) => el("span", { class: what === "badly signed" ? "bad" : what === "unsigned" ? "warn" : "", text: (STANDINGS[what] || `✓ ${what}`) + (problem ? `: ${problem}` : "") });
 
+/** All nodes by gain, if there are several. */
 function leaderboardSection(told) {
   const rows = told.leaderboard || [];
-  if (!rows.length) return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: told.state === "ended" ? "No held-out score is on record." : "No held-out score was received yet. Each node first evaluates its base policy, and then a version every now and then." }));
-  const sets = new Map();
+  if (rows.length < 2) return null;
+  const sets = new Map(), hub = isHub(told);
   for (const row of rows) {
     const key = row.trusted ? `${row.set} ${row.scorer} ${row.n}` : "untrusted";
     sets.set(key, [...(sets.get(key) || []), row]);
   }
-  const tables = [...sets].map(([key, same]) => leaderboardTable(key === "untrusted" ? null : same[0], same));
-  return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Gain in held-out pass rate over the base policy; in mean reward where no pass is defined. Only scores on the same held-out set, by the same scorers, can be compared. Nodes evaluate themselves and sign their reports." }), ...tables, leftOut(told.rows_left_out, "row"));
+  const tables = [...sets].map(([key, same]) => leaderboardTable(key === "untrusted" ? null : same[0], same, hub));
+  return section("leaderboard", "Nodes by gain", el("p", { class: "hint", text: `Gain in held-out pass rate over the base policy; in mean reward where no pass is defined.${sets.size > 1 ? " Only scores on the same held-out set, by the same scorers, can be compared." : ""}${hub ? " Nodes evaluate themselves and sign their reports." : ""}` }), ...tables, leftOut(told.rows_left_out, "row"));
 }
+
+/** Whether others than this server's nodes are here, or somebody has signed badly: then it matters who wrote what. */
+const isHub = ({ nodes = [], leaderboard = [] }) => nodes.some(({ kind, problem }) => kind === "elsewhere" || problem) || leaderboard.some(({ trusted }) => !trusted);
 
 /** Of how many answers a score is, where the reward of some is unknown. */
 const ofAnswers = ({ n, unknown }) => `${count(n - unknown)} of ${many(n, "held-out answer")}; ${count(unknown)} ${unknown === 1 ? "has" : "have"} no known reward`;
@@ -88,28 +96,29 @@ const ofAnswers = ({ n, unknown }) => `${count(n - unknown)} of ${many(n, "held-
 /** By which scorers, since only scores of the same ones can be compared. */
 const scoredBy = ({ scorer }) => (scorer ? `, scorers ${scorer}` : "");
 
-function leaderboardTable(set, rows) {
-  const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}${scoredBy(set)}${rows.some((row) => row.by_reward) ? `, mean reward (${NO_PASS})` : ""}` : "Not ranked: nothing proves which node wrote these";
-  const head = ["rank", "node", "gain", "newest", "base", "version", "curve", "signature"];
+function leaderboardTable(set, rows, hub) {
+  const caption = set ? `${hub ? `Held-out set ${set.set || "of unknown id"}, ` : ""}${many(set.n, "task")}${hub ? scoredBy(set) : ""}${rows.some((row) => row.by_reward) ? `, mean reward (${NO_PASS})` : ""}` : "Not ranked: nothing proves which node wrote these";
+  const head = ["rank", "node", "gain", "newest", "base", "version", "curve", ...(hub ? ["signature"] : [])];
   const lines = rows.map((row, index) => stacked(head,
     el("td", { text: set ? String(index + 1) : "–" }),
-    el("th", { scope: "row" }, el("a", { href: route("node", row.node) }, name(row.node)), row.key ? el("small", { title: row.key, text: ` ${row.key.slice(0, 8)}` }) : null),
+    el("th", { scope: "row" }, el("a", { href: route("node", row.node) }, name(row.node)), hub && row.key ? el("small", { title: row.key, text: ` ${row.key.slice(0, 8)}` }) : null),
     el("td", { text: signed(row.gain) }), el("td", {}, ratio(row.newest), row.unknown ? el("small", { text: ` ${ofAnswers(row)}` }) : null), el("td", { text: ratio(row.base) }), el("td", { text: count(row.version) }),
-    el("td", {}, spark(row.curve)), el("td", { class: "words" }, standing(row.standing))));
+    el("td", {}, spark(row.curve)), ...(hub ? [el("td", { class: "words" }, standing(row.standing))] : [])));
   return scrolled(caption, el("table", { class: "stacks" }, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
 }
 
-/** Groups trained on, by sender (columns) and node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
+/** Who teaches whom, of three nodes or more: groups trained on, by sender (columns) and node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
 function exchangeSection(told) {
-  const cells = told.exchange || [];
+  const cells = told.exchange || [], nodes = new Set([...cells.flatMap(([taker, sender]) => [taker, sender]), ...(told.nodes || []).map(({ node }) => node)]);
+  if (nodes.size < 3) return null;
   const notes = uncounted(told);
-  if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: notes.length ? "No group was counted." : told.state === "ended" ? "No group was trained on." : "No group was trained on yet. Nodes on other servers cannot be seen here." }), ...notes);
+  if (!cells.length) return section("exchange", "Who teaches whom", el("p", { class: "hint", text: notes.length ? "No group was counted." : told.state === "ended" ? "No group was trained on." : "No group was trained on yet. Nodes on other servers cannot be seen here." }), ...notes);
   const intro = el("p", { class: "hint", text: "Groups that each node (rows) has trained on since its first step, by the node that sampled them (columns). A group counts once, and not if it had no effect, for example because its rewards are all equal." });
   const datasets = [...new Set(cells.map(([, , dataset]) => dataset))].sort();
   if (chosen.dataset && !datasets.includes(chosen.dataset)) chosen.dataset = "";
   const choice = el("p", {}, el("label", { for: "dataset", text: "Dataset " }), select("dataset", [["", "all"], ...datasets.map((dataset) => [dataset, dataset])], chosen.dataset, (value) => (chosen.dataset = value)));
   const wanted = cells.filter(([, , dataset]) => !chosen.dataset || dataset === chosen.dataset);
-  return section("exchange", "Who learns from whom", intro, ...notes, choice, matrix(wanted), leftOut(told.exchange_left_out, "group"));
+  return section("exchange", "Who teaches whom", intro, ...notes, choice, matrix(wanted), leftOut(told.exchange_left_out, "group"));
 }
 
 /** Whose groups are not counted, or only from a later step on, and why. */
@@ -152,29 +161,44 @@ function ranked(cells, column) {
   return [[...[...kept].sort(), ...(names.length > kept.size ? ["…"] : [])], (each) => (kept.has(each) ? each : "…")];
 }
 
+/** How many groups each node has trained on: its own, and others'. */
+function trainedOnBy(told, node) {
+  const sum = (cells) => cells.reduce((total, [, , , groups]) => total + groups, 0), mine = (told.exchange || []).filter(([taker]) => taker === node);
+  if (!mine.length) return "–";
+  const others = mine.filter(([, sender]) => sender !== node);
+  return `${many(sum(mine) - sum(others), "local group")}${others.length ? `, ${count(sum(others))} from others` : ""}`;
+}
+
+/** The nodes and the operator's matters: one line while all is well. */
 function nodesSection(told) {
   const nodes = told.nodes || [];
   if (!nodes.length) return null;
-  const listed = told.state !== "ended"; // the records of a run do not have the directory's entries
-  const head = ["node", "does", "step", "version", ...(listed ? ["model", "tasks", "directory entry"] : [])];
+  const hub = isHub(told), listed = told.state !== "ended"; // the records of a run do not have the directory's entries
+  const head = ["node", "does", "step", "trained on", ...(listed ? ["model", "tasks"] : []), ...(listed && hub ? ["directory entry"] : [])];
   const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
     does(node, isUnsure(told)),
-    el("td", { text: ["elsewhere", "lost", "unread"].includes(node.kind) ? "–" : count(node.step) }), el("td", { text: node.kind === "lost" ? "–" : count(node.version) }),
-    ...(listed ? [el("td", { class: "words" }, name(node.model || "–")),
-    el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ") || "–"), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
-    el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))] : [])));
-  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), told.earlier?.length ? el("p", { class: "hint", text: `Not shown, as earlier runs left them on this server: ${told.earlier.slice(0, 8).join(", ")}${told.earlier.length > 8 ? ` and ${told.earlier.length - 8} more` : ""}.` }) : null, leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
+    el("td", { text: ["lost", "unread"].includes(node.kind) ? "–" : node.kind === "elsewhere" ? `version ${count(node.version)}` : count(node.step) }), el("td", { text: trainedOnBy(told, node.node) }),
+    ...(listed ? [el("td", { class: "words" }, name(node.model || "–")), el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ") || "–"), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null)] : []),
+    ...(listed && hub ? [el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))] : [])));
+  const bad = Boolean(ALARMS[told.state] || troubleOf(told)), here = nodes.filter(({ kind }) => kind !== "elsewhere"), away = here.reduce((sum, node) => sum + (node.away || []).length, 0);
+  const answering = isDone(told) || isUnsure(told) ? "" : `${4 * here.length - away} of ${many(4 * here.length, "process answers", "processes answer")}. `;
+  const sum = bad ? "Something is wrong. " : isDone(told) ? `${STATES[told.state][1]}. ` : told.state === "starting" ? "Starting. " : "All is well. ";
+  const fold = el("details", { class: "fold", id: "fold", open: chosen.fold ?? bad }, el("summary", { onclick: ({ currentTarget }) => { chosen.fold = !currentTarget.parentElement.open; } }, el("b", { class: bad ? "warn" : "", text: sum }), answering, el("span", { class: "soft", text: `${many(nodes.length + told.nodes_left_out, "node")} and the operator's matters` })),
+    scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))),
+    leftOut(told.nodes_left_out, "node"), told.earlier?.length ? el("p", { class: "hint", text: `Not shown, as earlier runs left them on this server: ${told.earlier.slice(0, 8).join(", ")}${told.earlier.length > 8 ? ` and ${told.earlier.length - 8} more` : ""}.` }) : null, leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"),
+    el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, el("span", {}, ...worded("`swarm top` shows the same in a terminal"))));
+  return el("section", { id: "nodes", "aria-label": "Nodes" }, fold);
 }
 
 function textsSection(told) {
   const groups = told.groups || [];
-  if (!groups.length) return section("texts", "Texts", el("p", { class: "hint", text: told.state === "ended" ? "No batch is on record (batches.jsonl)." : "Questions and answers appear here with the first batch." }));
+  if (!groups.length) return section("texts", "Newest training answers", el("p", { class: "hint", text: told.state === "ended" ? "No batch is on record (batches.jsonl)." : "Questions and answers appear here with the first batch." }));
   const datasets = [...new Set(groups.map(({ dataset }) => dataset))].sort();
   if (chosen.texts && !datasets.includes(chosen.texts)) chosen.texts = "";
   const wanted = groups.filter(({ dataset }) => !chosen.texts || dataset === chosen.texts).slice(0, 12);
   const hold = el("button", { type: "button", id: "hold", "aria-pressed": String(chosen.held), text: "Hold the list", onclick: () => { chosen.held = !chosen.held; byId("hold").setAttribute("aria-pressed", String(chosen.held)); } });
-  return section("texts", "Texts", el("p", { class: "tools" }, el("label", { for: "texts-of", text: "Dataset " }), select("texts-of", [["", "all"], ...datasets.map((each) => [each, each])], chosen.texts, (value) => (chosen.texts = value)), " ", hold), el("ul", { class: "cards" }, ...wanted.map((group) => groupLine(group, told, isOver(told)))));
+  return section("texts", "Newest training answers", el("p", { class: "tools" }, el("label", { for: "texts-of", text: "Dataset " }), select("texts-of", [["", "all"], ...datasets.map((each) => [each, each])], chosen.texts, (value) => (chosen.texts = value)), " ", hold), el("ul", { class: "cards" }, ...wanted.map((group) => groupLine(group, told, isOver(told)))));
 }
 
 /** What a node does; while the server is lost or stores nothing (unsure), what it did when it was seen last. */
@@ -184,6 +208,9 @@ function does(node, unsure) {
   const words = node.trouble ? name(node.words) : node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null;
   return el("td", { class: `words ${look}` }, last ? "? seen last: " : "", kind, words);
 }
+
+/** Whether the run takes no more steps. */
+const isDone = ({ state }) => ["ended", "finished", "stopped"].includes(state);
 
 /** Whether what is shown was seen last and stays as it is. */
 const isOver = ({ state }) => state === "ended" || state === "lost";
@@ -196,8 +223,8 @@ const isUnsure = (told) => told.state === "lost" || isFaulty(told);
 
 const leftOut = (number, one, more) => (number ? el("p", { class: "hint", text: `${many(number, one, more)} not shown.` }) : null);
 
-function select(id, options, value, change) {
-  const node = el("select", { id, onchange: (event) => { change(event.target.value); again(); } }, ...options.map(([key, text]) => el("option", { value: key, text })));
+function select(id, options, value, change, more = {}) {
+  const node = el("select", { id, ...more, onchange: (event) => { change(event.target.value); again(); } }, ...options.map(([key, text]) => el("option", { value: key, text })));
   node.value = value;
   return node;
 }
@@ -234,12 +261,16 @@ const stepForm = (node) => {
 };
 
 async function showSwarm() {
-  const told = await get("swarm.json");
-  byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
-  document.title = `${STATES[told.state][1]} · swarm`;
-  const quiet = told.state === "waiting" || told.state === "empty";
-  if (told.state === "emptied" && !told.leaderboard.length) return [banner(told), nodesSection(told)];
-  return [banner(told), ...(quiet ? [] : [leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
+  const told = await get("swarm.json"), quiet = told.state === "waiting" || told.state === "empty";
+  byId("home").textContent = told.run ? `Run ${told.run}` : "This run";
+  byId("heard").textContent = quiet ? "looks every 5 s" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
+  if (quiet) {
+    document.title = `${STATES[told.state][1]} · swarm`;
+    return [nothingYet(told)];
+  }
+  const seen = focus(told, chosen.node), mine = seen.name ? await get("node.json", { node: seen.name }).catch((problem) => { if (problem instanceof NotFound) return null; throw problem; }) : null;
+  document.title = `${answer(told, seen)[0]} · swarm`;
+  return [banner(told), answerSection(told, seen, mine), homeSection(told), saysSection(told, seen, mine?.answers), tasksSection(seen, mine), exchangeSection(told), leaderboardSection(told), textsSection(told), nodesSection(told)];
 }
 
 function view() {
@@ -258,6 +289,7 @@ function place(parts, live) {
   const focus = document.activeElement, focused = main.contains(focus) && (focus.id ? `#${CSS.escape(focus.id)}` : focus.getAttribute("href") ? `[href="${CSS.escape(focus.getAttribute("href"))}"]` : null);
   const next = wanted.map((part) => {
     const before = old.get(part.id || part.className.split(" ")[0]);
+    part.querySelectorAll("details:not(#fold)").forEach((each, index) => { const last = each.id ? byId(each.id) : !changed && before?.querySelectorAll("details")[index]; if (last) each.open = last.open; });
     if (before && (before.isEqualNode(part) || (part.id === "texts" && chosen.held && !changed))) return before;
     part.querySelectorAll(".scroll").forEach((each, index) => { const last = before?.querySelectorAll(".scroll")[index]; if (last) each.dataset.left = last.scrollLeft; });
     return part;
@@ -289,7 +321,7 @@ async function show() {
     const gone = problem instanceof NoAnswer, title = gone ? "The dashboard does not answer" : problem instanceof NotFound ? "Not found" : "This page has an error";
     if (title === "This page has an error") console.error(problem);
     document.title = `${title} · swarm`;
-    parts = [el("div", { class: "banner bad" }, el("h1", { text: `! ${title}` }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : el("bdi", {}, ...worded(String(problem.message)))), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
+    parts = [el("div", { class: "banner bad", id: "problem" }, el("h1", { text: `! ${title}` }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : el("bdi", {}, ...worded(String(problem.message)))), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
     if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
   }
   if (live && here === shown) await unpressed();
@@ -304,5 +336,7 @@ async function show() {
 
 byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId("main").focus(); });
 addEventListener("hashchange", show);
+let resized = 0;
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => view().live && again(), 200); });
 document.addEventListener("visibilitychange", () => document.hidden || show());
 show();
