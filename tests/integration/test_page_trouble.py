@@ -140,14 +140,16 @@ def test_only_an_answer_that_does_not_come_is_a_dashboard_that_does_not_answer(b
 
     def answer(route: Any) -> None:
         name = route.request.url.rpartition("/")[2] or "index.html"
-        if name != "swarm.json":
+        if name.startswith("node.json"):
+            route.fulfill(status=404, json={"problem": "no node alpha"})
+        elif name != "swarm.json":
             route.fulfill(path=PAGE / name)
         elif told is None:
             route.abort()
         else:
             route.fulfill(json=told)
 
-    looker = Looker(browser)
+    looker = Looker(browser, allowed="404")
     page = looker.page
     page.route("http://127.0.0.1:9/**", answer)
     try:

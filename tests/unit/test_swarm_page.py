@@ -44,11 +44,14 @@ from swarm_cli.dashboard.page_state import (
     thinned,
 )
 from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, BatchFollower, RecentGroups, both_ends
+from swarm_cli.dashboard.run_records import answers_object
 from swarm_cli.dashboard.swarm_source import SwarmSource
+from swarm_cli.file_names import FileNames
 from swarm_cli.observe import run_files
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.run_files import Evaluation, compared, read_evaluations
 from swarm_cli.observe.snapshot import SwarmState, held_out_history
+from swarm_cli.rollouts.records import HeldOutSample, Samples
 from swarm_cli.target import Target
 from tests.nats_server import own_plane
 from tests.unit.page_batches import NOW, batch, item
@@ -224,6 +227,31 @@ def test_a_curve_for_each_task_is_by_the_measure_of_its_newest_result() -> None:
 
     found = compared([of(0, gcd=(0.25, 0.3), own=(0.5, 0.1)), of(4, gcd=(0.5, 0.6), own=(None, 0.2))])
     assert found.curves == {"": [(0, 0.5), (4, 0.5)], "gcd": [(0, 0.25), (4, 0.5)], "own": [(0, 0.1), (4, 0.2)]}
+
+
+def test_answers_are_compared_by_question_and_those_of_other_questions_have_no_before() -> None:
+    def sample(index: int, text: str, passed: bool | None) -> HeldOutSample:
+        return HeldOutSample(
+            "gcd", 4, index, f"question {index}", "6", text, 3, None if passed is None else float(passed), 1, "stop", passed
+        )
+
+    base = Samples(0, NOW, [sample(1, "a", False), sample(2, "b", True)])
+    newest = Samples(9, NOW, [sample(2, "c", False), sample(1, "d", True), sample(3, "e", None)])
+    told = answers_object(base, newest, FileNames())
+    assert told["version"] == 9 and [(row["before"], row["now"]) for row in told["rows"]] == [
+        (["b", 1.0, True], ["c", 0.0, False]),
+        (["a", 0.0, False], ["d", 1.0, True]),
+        (None, ["e", None, None]),
+    ]
+    assert [row["now"] for row in answers_object(base, base, FileNames())["rows"]] == [None, None], "nothing was trained yet"
+
+
+def test_the_number_of_steps_is_the_trainer_s_or_that_of_a_finished_node() -> None:
+    running = node()
+    trainer = structs.replace(running.roles("trainer")[0], figures={"max_steps": 100.0})
+    others = tuple(status for status in running.statuses if status.role != "trainer")
+    assert (running.max_steps, dataclasses.replace(running, statuses=(*others, trainer)).max_steps) == (0, 100)
+    assert node(finished=True).max_steps == 3
 
 
 def test_curves_keep_their_ends() -> None:
