@@ -86,7 +86,7 @@ class StatusFigure(StrEnum):
     `pass_at` was changed; only if there are any.
     """
     MAX_STEPS = "max_steps"
-    """Steps after which the trainer is finished (`trainer.max_steps`), if there is such a number."""
+    """Steps after which the trainer is finished (`trainer.max_steps`), if it has a number."""
     FINISHED = "finished"
 
 
