@@ -119,7 +119,19 @@ class LocalScorer:
                 await delivery.in_progress()
 
     async def _score_and_store(self, delivery: Delivery) -> None:
-        payload = await self._node.payload(delivery.message)
+        last_try = delivery.deliveries >= max(2, self._config.verifier.max_deliver)
+        try:
+            payload = await self._node.payload(delivery.message)
+        except NotConnected:
+            raise
+        except TransportError as error:
+            if not last_try:
+                raise
+            self._log.error("local_group_given_up", seq=delivery.message.seq, cause=str(error))
+            await self._scored.bury(delivery.message, b"", str(error))
+            self._figures.scoring.failed_local()
+            await delivery.ack()
+            return
         try:
             group = decode(payload, RolloutGroup)
         except MessageError as error:
@@ -131,9 +143,9 @@ class LocalScorer:
             return
         group_id = content_id(payload)
         self._own.learn(group)
-        if delivery.deliveries >= self._config.verifier.max_deliver > 1:
-            # Each earlier attempt ended in a crash or an outage. The last one is used to store the
-            # group safely as a dead letter.
+        if last_try:
+            # Each earlier attempt ended in a crash or an outage. This one, and each after it, only
+            # stores the group as a dead letter.
             await self._scored.give_up(delivery.message, group, payload, f"not scored in {delivery.deliveries - 1} tries")
             await delivery.ack()
             return
@@ -241,67 +253,3 @@ class LocalOutcomes:
             failure=failure,
             scorer=scorer,
         )
-
-
-SWEPT = 16
-"""Number of oldest groups that one sweep examines."""
-
-
-class ExhaustedDeliveries:
-    """Makes dead letters of local groups that have used up their deliveries, which the server no
-    longer delivers.
-    """
-
-    def __init__(self, config: VerifierConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Log) -> None:
-        self._config, self._id, self._node = config, config.node.id, node
-        self._scored, self._figures, self._log = scored, figures, log
-        self._seen_since: dict[int, float] = {}
-
-    async def sweep(self) -> None:
-        """Keep making dead letters of groups that have used up their deliveries and remain only in
-        the stream. Never returns.
-        """
-        while True:
-            await asyncio.sleep(max(5.0, self._config.verifier.ack_wait_s / 2))
-            try:
-                await self.sweep_once(time.time())
-            except TransportError as error:
-                self._log.warning("sweep_delayed", reason=str(error))
-
-    async def sweep_once(self, now_s: float) -> int:
-        """Make dead letters of groups that were delivered and not settled for longer than all their
-        attempts can take. Returns their number.
-
-        The server keeps such a message and gives it to nobody. A consumer delivers in order, so all
-        but the newest `pending` were delivered at least once.
-        """
-        stream = subjects.node_rollouts_stream(self._id)
-        state = await self._node.stream_state(stream)
-        lag = await self._node.consumer_state(stream, subjects.VERIFIER_CONSUMER)
-        handed_out = min(state.messages - lag.pending, SWEPT)
-        messages = await self._node.read(stream, state.first_seq, handed_out) if handed_out > 0 else []
-        self._seen_since = {message.seq: self._seen_since.get(message.seq, now_s) for message in messages}
-        longest_s = self._config.verifier.ack_wait_s * self._config.verifier.max_deliver
-        expired = [message for message in messages if now_s - self._seen_since[message.seq] > longest_s]
-        for message in expired:
-            await self.put_away(stream, message)
-        return len(expired)
-
-    async def put_away(self, stream: str, message: StoredMessage) -> None:
-        """Remove one group from the queue: it is stored as failed, and its bytes become a dead
-        letter.
-        """
-        unreadable = ""
-        try:
-            payload = await self._node.payload(message)
-        except NotConnected:
-            raise
-        except TransportError as error:
-            payload, unreadable = b"", str(error)
-        try:
-            await self._scored.give_up(message, decode(payload, RolloutGroup), payload, "handed out too often")
-        except MessageError as error:
-            self._log.error("local_group_given_up", seq=message.seq, cause=unreadable or str(error))
-            await self._scored.bury(message, payload, unreadable or str(error))
-            self._figures.scoring.failed_local()
-        await self._node.delete(stream, message.seq)

@@ -12,7 +12,7 @@ from services.verifier.border import Border, BorderRules, LocalModel
 from services.verifier.copies import ReplayMemory
 from services.verifier.figures import Figures
 from services.verifier.foreign_groups import ForeignStore, Intake
-from services.verifier.local_groups import ExhaustedDeliveries, LocalOutcomes, LocalScorer
+from services.verifier.local_groups import LocalOutcomes, LocalScorer
 from services.verifier.refused_messages import RefusedRecord
 from services.verifier.reputation import SenderWatch
 from services.verifier.rewards import RewardKnowledge
@@ -76,7 +76,7 @@ class VerifierService:
         if isinstance(self._trust, KnownKeys):
             self._trust.writes = context.writes
         if config.nats.create_streams:
-            consumer = verifier_consumer(config.verifier.ack_wait_s, config.verifier.max_deliver)
+            consumer = verifier_consumer(config.verifier.ack_wait_s)
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), consumer)
         figures = Figures(context.registry, context.status, (spec.dataset for spec in config.tasks))
         # If J is 0, this node uses no foreign groups, so none is read, checked or scored.
@@ -103,7 +103,6 @@ class VerifierService:
                 store.stored(seq)
 
             local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, rewards, note_own)
-            spent = ExhaustedDeliveries(config, context.node, scored, figures, log)
             refused = RefusedRecord(config.node.run_dir, config.node.replica, context.writes)
             intake = Intake(config, context.node, link, border, pool, store, figures, log, refused)
             watch = SenderWatch(
@@ -116,7 +115,6 @@ class VerifierService:
             log.info("verifying", public_key=self._key.public_key, workers=config.verifier.workers)
             loops = [
                 local.run(),
-                spent.sweep(),
                 outbox.run(),
                 link.run(),
                 rewards.run(),

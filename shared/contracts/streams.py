@@ -20,7 +20,6 @@ from shared.contracts.limits import (
     SWARM_LIMITS,
     VERIFIER_ACK_WAIT_S,
     VERIFIER_MAX_ACK_PENDING,
-    VERIFIER_MAX_DELIVER,
 )
 from shared.transport.base import (
     AccessDenied,
@@ -134,13 +133,13 @@ def noted_names(run_dir: Path) -> list[str]:
     return []
 
 
-def verifier_consumer(ack_wait_s: float = VERIFIER_ACK_WAIT_S, max_deliver: int = VERIFIER_MAX_DELIVER) -> ConsumerSpec:
-    """The consumer that all verifier replicas of a node share."""
+def verifier_consumer(ack_wait_s: float = VERIFIER_ACK_WAIT_S) -> ConsumerSpec:
+    """The consumer that all verifier replicas of a node share. The server delivers without end, and
+    the verifier counts (`verifier.max_deliver`): a server that stops keeps the message and gives it
+    to nobody.
+    """
     return ConsumerSpec(
-        name=subjects.VERIFIER_CONSUMER,
-        ack_wait_s=ack_wait_s,
-        max_deliver=max_deliver,
-        max_ack_pending=VERIFIER_MAX_ACK_PENDING,
+        name=subjects.VERIFIER_CONSUMER, ack_wait_s=ack_wait_s, max_deliver=-1, max_ack_pending=VERIFIER_MAX_ACK_PENDING
     )
 
 

@@ -119,7 +119,6 @@ def _verifier(node: str) -> _Needs:
             # account.
             f"$JS.ACK.{rollouts}.{consumer}.>",
             f"$JS.ACK.*.*.{rollouts}.{consumer}.>",
-            _dropping(rollouts),
             *(_dropping(_chunks(stream)) for stream in streams),
         ),
         keys=(subjects.INTAKE_KEY, subjects.REWARD_VALUES_KEY, f"{SENDERS_PREFIX}*", REPUTATION_KEY, subjects.SWARM_NAME_KEY),

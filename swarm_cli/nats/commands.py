@@ -253,7 +253,7 @@ async def _init(config: ViewConfig, plane: Plane, key: Path | None, lowering: Lo
                 raise _refusal("; ".join(found))
         if at_node:
             await ensure_node_streams(at_node, node, replicas=nats.replicas, lowering=lowering)
-            consumer = verifier_consumer(verifier.ack_wait_s, verifier.max_deliver)
+            consumer = verifier_consumer(verifier.ack_wait_s)
             await at_node.ensure_consumer(node_rollouts_stream(node), consumer)
             # Made here because the trainer may not. It stays empty if policies travel by a shared
             # volume.

@@ -11,21 +11,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import structlog
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from typer.testing import CliRunner
 
-from services.verifier.figures import Figures
-from services.verifier.local_groups import ExhaustedDeliveries, LocalOutcomes
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.limits import NODE_LIMITS
-from shared.contracts.streams import ensure_node_streams
+from shared.contracts.streams import ensure_node_streams, verifier_consumer
 from shared.dead_letters import bury, read_letters, requeue
-from shared.runtime.status import StatusBoard
-from shared.transport.base import ConsumerSpec, Transport
+from shared.transport.base import ConsumerSpec, Deadline, Transport
 from shared.transport.connect import connect
 from shared.transport.nats.pull import fetch
+from shared.transport.nats.transport import connection_of
 from swarm_cli.app import app
 from tests.integration.running_verifier import configured, generate, group, queue_is_empty, scored, until, verifier
 from tests.nats_server import NatsServer
@@ -36,13 +33,12 @@ DEAD = subjects.node_dead_letters_stream("alpha")
 
 
 @asynccontextmanager
-async def node_plane(url: str, *, max_deliver: int, ack_wait_s: float = 1.0) -> AsyncIterator[Transport]:
-    """A node's plane whose consumer gives up soon."""
+async def node_plane(url: str) -> AsyncIterator[Transport]:
+    """A node's plane whose consumer delivers soon again."""
     plane = await connect(url, name="test")
     try:
         await ensure_node_streams(plane, "alpha")
-        spec = ConsumerSpec(name=subjects.VERIFIER_CONSUMER, ack_wait_s=ack_wait_s, max_deliver=max_deliver, max_ack_pending=256)
-        await plane.ensure_consumer(QUEUE, spec)
+        await plane.ensure_consumer(QUEUE, verifier_consumer(1.0))
         yield plane
     finally:
         await plane.close()
@@ -61,92 +57,68 @@ async def take_and_crash(url: str, times: int) -> None:
         await crashing.close()
 
 
-def spent_groups(node: Transport, url: str, folder: Path) -> tuple[ExhaustedDeliveries, CollectorRegistry]:
-    config = configured("alpha", url, folder)
-    log, registry = structlog.get_logger("verifier"), CollectorRegistry()
-    figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
-    return ExhaustedDeliveries(config, node, LocalOutcomes("alpha", node, figures, log), figures, log), registry
-
-
-async def swept(spent: ExhaustedDeliveries) -> int:
-    """What a sweep puts away that comes after the time that all attempts can take."""
-    await spent.sweep_once(0.0)
-    return await spent.sweep_once(1e6)
-
-
 async def test_a_group_whose_last_delivery_crashed_goes_to_the_dead_letters(nats_server: MakeServer, tmp_path: Path):
+    """Also one that crashed more often than it has tries, while no verifier went on."""
     url = nats_server().url
-    async with node_plane(url, max_deliver=2) as plane:
-        spent, registry = spent_groups(plane, url, tmp_path)
+    config = configured("alpha", url, tmp_path, ack_wait_s=1.0, max_deliver=2)
+    async with node_plane(url) as plane:
         lost = group("alpha", 0)
         await generate(plane, lost)
-        assert await swept(spent) == 0, "nobody has taken it"
-        await take_and_crash(url, times=2)
-        await asyncio.sleep(1.2)
-        assert await fetch(plane, QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
-        assert (await plane.stream_state(QUEUE)).messages == 1
-        lag = await plane.consumer_state(QUEUE, subjects.VERIFIER_CONSUMER)
-        assert lag.pending == 0, "invisible to lag"
-
-        assert await swept(spent) == 1
-        assert await queue_is_empty(plane, "alpha")
-        (letter,) = await read_letters(plane, "alpha")
-        assert (letter.cause, letter.group, letter.group_id) == ("handed out too often", lost, content_id(encode(lost)))
-        (failed,) = await scored(plane, "alpha")
-        assert failed.failure == "handed out too often"
-        assert "swarm_groups_failed_total 1.0" in generate_latest(registry).decode()
-        assert await swept(spent) == 0
-
-
-async def test_a_running_verifier_puts_spent_groups_away_by_itself_and_goes_on(nats_server: MakeServer, tmp_path: Path):
-    """Also those of a time in which no verifier ran."""
-    server = nats_server()
-    config = configured("alpha", server.url, tmp_path, ack_wait_s=2.0, max_deliver=1)
-    async with node_plane(server.url, max_deliver=1) as plane:
-        await generate(plane, group("alpha", 0))
-        await take_and_crash(server.url, times=1)
-        await asyncio.sleep(1.2)
-        assert await fetch(plane, QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
-        server.restart()
-        await until(lambda: plane.connected)
+        await take_and_crash(url, times=3)
         async with verifier(config) as alpha:
             await generate(plane, group("alpha", 1))
             await until(lambda: alpha.status.get("scored_local") == 1)
             await until(lambda: alpha.status.get("failed_local") == 1)
             await until(lambda: queue_is_empty(plane, "alpha"))
-            assert (await plane.stream_state(DEAD)).messages == 1
+        (letter,) = await read_letters(plane, "alpha")
+        assert (letter.cause, letter.group, letter.group_id) == ("not scored in 3 tries", lost, content_id(encode(lost)))
+        assert sorted(each.failure or "" for each in await scored(plane, "alpha")) == ["", "not scored in 3 tries"]
+        assert "swarm_groups_failed_total 1.0" in generate_latest(alpha.registry).decode()
 
 
-async def test_a_spent_group_whose_payload_is_gone_leaves_the_queue_and_does_not_hold_up_the_next(
+async def test_a_server_whose_consumer_gave_up_after_some_deliveries_is_told_to_deliver_without_end(
+    nats_server: MakeServer, tmp_path: Path
+):
+    url = nats_server().url
+    async with node_plane(url) as plane:
+        earlier = ConsumerSpec(name=subjects.VERIFIER_CONSUMER, ack_wait_s=1.0, max_deliver=5, max_ack_pending=256)
+        await plane.ensure_consumer(QUEUE, earlier)
+        await generate(plane, group("alpha", 0))
+        await take_and_crash(url, times=1)
+        async with verifier(configured("alpha", url, tmp_path, ack_wait_s=1.0)) as alpha:
+            await until(lambda: alpha.status.get("scored_local") == 1)
+        answer = await connection_of(plane).request(
+            f"$JS.API.CONSUMER.INFO.{QUEUE}.{subjects.VERIFIER_CONSUMER}", b"", Deadline(5.0), what="the consumer"
+        )
+        assert json.loads(answer.data)["config"]["max_deliver"] == -1
+
+
+async def test_a_group_whose_payload_is_gone_leaves_the_queue_and_does_not_hold_up_the_next(
     nats_server: MakeServer, tmp_path: Path
 ):
     url = nats_server(config="max_payload: 64KB").url
-    async with node_plane(url, max_deliver=1) as plane:
-        spent, registry = spent_groups(plane, url, tmp_path)
+    async with node_plane(url) as plane:
         large = group("alpha", 0, [f"{number}" * 50_000 for number in range(3)])
         await generate(plane, large, group("alpha", 1))
         await plane.purge(f"{QUEUE}_BLOBS", 100)
-        await take_and_crash(url, times=2)
-        await asyncio.sleep(1.2)
-        assert await fetch(plane, QUEUE, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
-        assert await swept(spent) == 2
-        gone, whole = await read_letters(plane, "alpha")
+        async with verifier(configured("alpha", url, tmp_path, max_deliver=2)) as alpha:
+            await until(lambda: alpha.status.get("scored_local") == 1)
+            await until(lambda: alpha.status.get("failed_local") == 1)
+            await until(lambda: queue_is_empty(plane, "alpha"))
+        (gone,) = await read_letters(plane, "alpha")
         assert "is gone" in gone.cause
         assert gone.group is None
-        assert whole.group is not None
-        assert await queue_is_empty(plane, "alpha")
-        assert "swarm_groups_failed_total 2.0" in generate_latest(registry).decode()
 
 
 async def test_a_requeued_group_is_scored_as_a_new_try_and_buried_again_if_it_fails_again(nats_server: MakeServer, tmp_path: Path):
     """Minutes after the first try, when the server would still drop the same ids as duplicates."""
     url = nats_server().url
-    async with node_plane(url, max_deliver=1, ack_wait_s=5.0) as plane:
+    async with node_plane(url) as plane:
         good, bad = group("alpha", 0), b"unreadable"
-        spent, _ = spent_groups(plane, url, tmp_path)
         await generate(plane, good)
-        (message,) = await plane.read(QUEUE, 1, 1)
-        await spent.put_away(QUEUE, message)
+        await take_and_crash(url, times=2)
+        async with verifier(configured("alpha", url, tmp_path, ack_wait_s=1.0, max_deliver=3)) as alpha:
+            await until(lambda: alpha.status.get("failed_local") == 1)
         await plane.publish(subjects.node_rollouts("alpha"), bad, stream=QUEUE, message_id="bad")
         async with verifier(configured("alpha", url, tmp_path)) as alpha:
             await until(lambda: alpha.status.get("failed_local") == 1)
@@ -158,7 +130,7 @@ async def test_a_requeued_group_is_scored_as_a_new_try_and_buried_again_if_it_fa
             await until(lambda: alpha.status.get("scored_local") == 1)
             await until(lambda: alpha.status.get("failed_local") == 2)
             first, again = await scored(plane, "alpha")
-            assert (first.failure, again.failure) == ("handed out too often", None)
+            assert (first.failure, again.failure) == ("not scored in 2 tries", None)
             assert again.rewards == [1.0, 0.0]
             (buried_again,) = await read_letters(plane, "alpha")
             assert buried_again.group_id == content_id(bad)
@@ -172,19 +144,17 @@ def run(url: str, *arguments: str) -> tuple[int, str]:
 
 async def test_a_person_lists_shows_and_requeues_dead_letters(nats_server: MakeServer, tmp_path: Path):
     url = nats_server().url
-    async with node_plane(url, max_deliver=5) as plane:
-        spent, _ = spent_groups(plane, url, tmp_path)
-        await generate(plane, *(group("alpha", index) for index in range(2)))
-        for message in await plane.read(QUEUE, 1, 2):
-            await spent.put_away(QUEUE, message)
+    async with node_plane(url) as plane:
+        for index in range(2):
+            await bury(plane, "alpha", encode(group("alpha", index)), "not scored in 4 tries", message_id=str(index))
         await plane.publish(subjects.node_dead_letters("alpha"), b"?", stream=DEAD, message_id="x", headers={"Swarm-Cause": "odd"})
 
         code, text = await asyncio.to_thread(run, url, "list", "--json")
         listed = json.loads(text)
         assert code == 0
         assert [(each["seq"], each["dataset"], each["draw"], each["cause"]) for each in listed] == [
-            (1, "gcd", 0, "handed out too often"),
-            (2, "gcd", 1, "handed out too often"),
+            (1, "gcd", 0, "not scored in 4 tries"),
+            (2, "gcd", 1, "not scored in 4 tries"),
             (3, None, None, "odd"),
         ]
         assert all(abs(each["buried_at"] - time.time()) < 60 for each in listed)
@@ -216,7 +186,7 @@ async def test_a_person_lists_shows_and_requeues_dead_letters(nats_server: MakeS
 async def test_letters_are_summed_up_by_cause_and_it_is_said_that_older_ones_are_gone(nats_server: MakeServer, tmp_path: Path):
     url = nats_server().url
     most = NODE_LIMITS.dead_letters_max_msgs
-    async with node_plane(url, max_deliver=5) as plane:
+    async with node_plane(url) as plane:
         for number in range(most + 50):
             cause = "odd" if number == 700 else f"ValueError: no answer {number} in 'text {number}'"
             await bury(plane, "alpha", b"?", cause, message_id=str(number))

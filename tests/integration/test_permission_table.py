@@ -23,7 +23,7 @@ PAGE = Path("docs/security.md")
 NODE_TABLE = """\
 | on the node's plane | generator | verifier | sampler | trainer |
 |---|---|---|---|---|
-| `NODE_<ID>_ROLLOUTS` | publish, get, info, consumer | get, info, consumer, next, delete | info, consumer | info, consumer |
+| `NODE_<ID>_ROLLOUTS` | publish, get, info, consumer | get, info, consumer, next | info, consumer | info, consumer |
 | `NODE_<ID>_ROLLOUTS_BLOBS` | publish, get, info, delete | get, info, delete | | |
 | `NODE_<ID>_SCORED` | info | publish, get, info | get, info, purge | info |
 | `NODE_<ID>_SCORED_BLOBS` | | publish, get, info, delete | get, info, purge | |

@@ -17,7 +17,6 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.verifier.figures import Figures
-from services.verifier.local_groups import ExhaustedDeliveries, LocalOutcomes
 from services.verifier.refusals import Refusal
 from services.verifier.sharing import MAX_GROUPS, Outbox, sign
 from services.verifier.swarm_reader import SwarmLink
@@ -35,7 +34,7 @@ from shared.run_records import read_jsonl, refused_file
 from shared.runtime.status import StatusBoard
 from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.held_out import held_out_tasks
-from shared.transport.base import ConsumerSpec, NoStream
+from shared.transport.base import NoStream
 from shared.transport.connect import connect
 from shared.transport.nats.pull import fetch
 from tests.integration.installed_verifier import HANG, HANG_ASLEEP, HANGS, install
@@ -302,36 +301,6 @@ async def test_a_node_whose_swarm_plane_is_away_works_alone_and_shares_once_it_i
         nats_server(port=port)
         await until(lambda: alpha.status.get("shared") == 3)
         assert alpha.status.get("swarm_connected") == 1
-
-
-async def test_a_group_handed_out_too_often_is_put_away_and_not_forgotten(nats_server: MakeServer, tmp_path: Path) -> None:
-    """After the last delivery the server keeps such a message but gives it to nobody; the sweep
-    finds it.
-    """
-    config = configured("alpha", nats_server().url, tmp_path, max_deliver=1)
-    crashing = await connect(config.nats.node_url, name="crashing")
-    await ensure_node_streams(crashing, "alpha")
-    stream = subjects.node_rollouts_stream("alpha")
-    spec = ConsumerSpec(name=subjects.VERIFIER_CONSUMER, ack_wait_s=5.0, max_deliver=1, max_ack_pending=256)
-    await crashing.ensure_consumer(stream, spec)
-    await generate(crashing, group("alpha", 0))
-    (delivery,) = await fetch(crashing, stream, subjects.VERIFIER_CONSUMER, 1, 2.0)
-    await delivery.nak()
-    log = structlog.get_logger("verifier")
-    figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
-    spent = ExhaustedDeliveries(config, crashing, LocalOutcomes("alpha", crashing, figures, log), figures, log)
-
-    await asyncio.sleep(0.3)
-    assert await fetch(crashing, stream, subjects.VERIFIER_CONSUMER, 1, 0.5) == []
-    started_s = time.time()
-    assert await spent.sweep_once(started_s) == 0, "too young to be sure"
-    assert await spent.sweep_once(started_s + 4.0) == 0, "its last try may still end well"
-    assert await spent.sweep_once(started_s + 6.0) == 1
-    (left,) = await scored(crashing, "alpha")
-    assert left.failure == "handed out too often"
-    assert (await crashing.stream_state(subjects.node_dead_letters_stream("alpha"))).messages == 1
-    assert await queue_is_empty(crashing, "alpha")
-    await crashing.close()
 
 
 async def test_shares_that_pile_up_are_dropped_oldest_first_and_counted(tmp_path: Path) -> None:
