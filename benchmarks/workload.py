@@ -126,7 +126,6 @@ def service_context(config: NodeConfig, role: str, transport: Transport) -> Serv
         role=role,
         replica=config.node.replica,
         node=transport,
-        swarm=None,
         log=structlog.get_logger(role),
         registry=CollectorRegistry(),
         status=StatusBoard(config.node.id, role, config.node.replica),

@@ -82,10 +82,11 @@ class VerifierService:
         # If J is 0, this node uses no foreign groups, so none is read, checked or scored.
         takes_in = config.nats.swarm_url is not None and config.sampler.external > 0
         pool = ScorerPool.from_config(config.verifier, tasks=config.tasks, foreign=takes_in)
-        link = SwarmLink(config, context.swarm, figures, log)
+        link = SwarmLink(config, figures, log)
         if config.nats.swarm_url is not None:
             context.planes.watch("swarm", lambda: link.held)
         try:
+            await link.begin()
             await pool.start()
             self._say_protections(pool, figures, log)
             own = LocalModel()

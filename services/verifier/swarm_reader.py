@@ -18,8 +18,9 @@ from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import IntakeCursor
-from shared.contracts.streams import prepare_swarm_streams
+from shared.contracts.streams import MissingStreams, prepare_swarm_streams
 from shared.contracts.wire import MessageError
+from shared.runtime import FatalError
 from shared.runtime.logs import Log
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, Conflict, Ends, NotConnected, StoredMessage, Transport, TransportError
@@ -35,14 +36,12 @@ class SwarmLink:
     made, the transport reconnects by itself.
     """
 
-    def __init__(self, config: VerifierConfig, transport: Transport | None, figures: Figures, log: Log) -> None:
-        """`transport`: the connection made at the start, or None."""
+    def __init__(self, config: VerifierConfig, figures: Figures, log: Log) -> None:
         self._config = config
-        self._transport = transport
-        self._given = transport
+        self._transport: Transport | None = None
         self._figures = figures
         self._log = log
-        self._was_connected = transport is not None
+        self._prepared = False
         self._told = ""
 
     @property
@@ -55,53 +54,63 @@ class SwarmLink:
         """The transport, even while it has lost its connection."""
         return self._transport
 
+    async def begin(self) -> None:
+        """Connect, unless the node is alone. A server that is away is left to `run`.
+
+        Raises:
+            FatalError: it refuses this node's key, or lacks streams that this node may not create.
+        """
+        if self._config.nats.swarm_url is None:
+            return
+        try:
+            await self._connect(min(CONNECT_TIMEOUT_S, self._config.nats.connect_timeout_s))
+        except (AccessDenied, MissingStreams) as error:
+            raise FatalError(f'{error}; or set nats.swarm_url = "none" to train alone') from None
+        except TransportError as error:  # away, full, or it answers what nobody can read: no reason to stop
+            self._tell_away(error)
+        self._figures.border.connected(self._prepared)
+
     async def run(self) -> None:
         """Connect in the background, and ensure that the streams exist whenever the swarm plane
         comes back.
         """
-        if self._config.nats.swarm_url is None:
-            return
-        self._figures.border.connected(self._was_connected)
-        while True:
-            if self._transport is None:
-                await self._connect()
-            connected = self.transport is not None
-            if connected and not self._was_connected:
-                connected = await self._ensure_streams()
-            if connected != self._was_connected:
-                self._log.info("swarm_plane", connected=connected)
-            self._was_connected = connected
-            self._figures.border.connected(connected)
+        while self._config.nats.swarm_url is not None:
             await asyncio.sleep(RETRY_S)
+            before = self._prepared
+            self._prepared = before and self.transport is not None
+            if not self._prepared:
+                await self._try_again()
+            if self._prepared != before:
+                self._log.info("swarm_plane", connected=self._prepared)
+            self._figures.border.connected(self._prepared)
 
     async def close(self) -> None:
-        """Close the connection if it was made here; the one given at the start belongs to the
-        runtime.
-        """
-        if self._transport is not None and self._transport is not self._given:
+        if self._transport is not None:
             await self._transport.close()
 
-    async def _connect(self) -> None:
+    async def _connect(self, timeout_s: float) -> None:
+        """Connect if nothing is connected yet, then prepare the streams. Raises TransportError."""
+        nats = self._config.nats
+        if self._transport is None:
+            self._transport = await connect_swarm_plane(self._config, "verifier", timeout_s=timeout_s)
+        await prepare_swarm_streams(self._transport, create=nats.create_streams, replicas=nats.swarm_replicas)
+        self._prepared, self._told = True, ""
+
+    async def _try_again(self) -> None:
+        if self._transport is not None and not self._transport.connected:
+            return
         try:
-            self._transport = await connect_swarm_plane(self._config, "verifier", timeout_s=CONNECT_TIMEOUT_S)
+            await self._connect(CONNECT_TIMEOUT_S)
         except AccessDenied as error:
             self._log.error("swarm_plane_denied", reason=str(error), consequence="training alone", retry_s=DENIED_RETRY_S)
             await asyncio.sleep(DENIED_RETRY_S)
         except TransportError as error:
-            self._log.debug("swarm_plane_away", reason=str(error))
+            self._tell_away(error)
 
-    async def _ensure_streams(self) -> bool:
-        assert self._transport is not None
-        try:
-            nats = self._config.nats
-            await prepare_swarm_streams(self._transport, create=nats.create_streams, replicas=nats.swarm_replicas)
-        except TransportError as error:
-            if str(error) != self._told:
-                self._log.warning("swarm_streams", reason=str(error), consequence="training alone", retry_s=RETRY_S)
-            self._told = str(error)
-            return False
-        self._told = ""
-        return True
+    def _tell_away(self, error: TransportError) -> None:
+        if str(error) != self._told:
+            self._log.warning("swarm_plane_away", reason=str(error), consequence="training alone until it is back")
+        self._told = str(error)
 
 
 # Decides how many foreign messages to read, and which. Pure; time and randomness are arguments.

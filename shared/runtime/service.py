@@ -28,7 +28,7 @@ from shared.cancelling import StillRunningError, cancel_and_wait
 from shared.config.load import ConfigError, load
 from shared.config.node_sections import ProcessConfig
 from shared.contracts.status_figures import STOPPED
-from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
+from shared.contracts.streams import MissingStreams, prepare_node_streams
 from shared.lease.folder import FolderLock
 from shared.lease.holder import Lease
 from shared.lease.name import NameTaken, check_name
@@ -40,12 +40,12 @@ from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.naming import leased, lock_folder, status_replica, take_lease
-from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.runtime.planes import connect_node_plane
 from shared.runtime.spans import open_spans
 from shared.runtime.status import ClockSkew, StatusBoard
 from shared.runtime.streams import KnownStreams, StreamsReplaced, refuse_empty_store
 from shared.runtime.writes import SyncMetrics, Writes, watch_storage
-from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
+from shared.transport.base import AccessDenied, NotConnected, Transport
 
 
 @dataclass
@@ -58,10 +58,6 @@ class ServiceContext:
     node: Transport
     """Node plane: connected, the node's streams exist, and writes fail once this process has lost
     its lease.
-    """
-    swarm: Transport | None
-    """Swarm plane; for the verifier only, and None while it cannot be reached or when the node is
-    alone.
     """
     log: Log
     registry: CollectorRegistry
@@ -160,7 +156,6 @@ async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) 
     heartbeat = Heartbeat()
     context: ServiceContext | None = None
     plane: Transport | None = None
-    swarm: Transport | None = None
     folder: FolderLock | None = None
     known: KnownStreams | None = None
 
@@ -195,11 +190,9 @@ async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) 
             return 0
         plane, lease, known = joined
         async with leased(plane, lease, config, role, log) as node:
-            if role == "verifier" and config.nats.swarm_url is not None:
-                swarm = await _connect_swarm_plane(config, log)
             replica = status_replica(role, config.node.replica)
             status = StatusBoard(config.node.id, role, replica)
-            context = ServiceContext(config, role, replica, node, swarm, log, registry, status, stopping, planes=planes)
+            context = ServiceContext(config, role, replica, node, log, registry, status, stopping, planes=planes)
             log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
             await _work(await asyncio.to_thread(build, config), context, lease, known, clock)
             context.status.state(STOPPED)
@@ -210,9 +203,8 @@ async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) 
         raise FatalError(str(error)) from None
     finally:
         await cancel_and_wait(beating)
-        for each in (plane, swarm):
-            if each is not None:
-                await each.close()
+        if plane is not None:
+            await plane.close()
         if stop_requested_at:
             await health.last_scrape(asked_s)
         health.close()
@@ -283,18 +275,3 @@ async def _open_node_plane(config: ProcessConfig, role: Role, place: str, log: L
     except BaseException:
         await transport.close()
         raise
-
-
-async def _connect_swarm_plane(config: ProcessConfig, log: Log) -> Transport | None:
-    swarm: Transport | None = None
-    try:
-        swarm = await connect_swarm_plane(config, "verifier", timeout_s=min(5.0, config.nats.connect_timeout_s))
-        await prepare_swarm_streams(swarm, create=config.nats.create_streams, replicas=config.nats.swarm_replicas)
-    except (AccessDenied, MissingStreams) as error:
-        raise FatalError(f'{error}; or set nats.swarm_url = "none" to train alone') from None
-    except TransportError as error:  # away, full, or it answers what nobody can read: no reason to stop
-        log.warning("swarm_plane_away", reason=str(error), consequence="training alone until it is back")
-        if swarm is not None:
-            await swarm.close()
-        return None
-    return swarm

@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -83,8 +84,15 @@ def group(node: str, index: int, answers: list[str] | None = None, **changes: ob
     return msgspec.structs.replace(whole, **changes)
 
 
+@dataclass
+class RunningVerifier(ServiceContext):
+    """`swarm`: a connection of the test's own, if the node has the swarm at its own server."""
+
+    swarm: Transport | None = None
+
+
 @asynccontextmanager
-async def verifier(config: NodeConfig) -> AsyncIterator[ServiceContext]:
+async def verifier(config: NodeConfig) -> AsyncIterator[RunningVerifier]:
     """A running verifier, stopped in order at the end; its failure is the test's."""
     node = await connect_node_plane(config, "verifier")
     await prepare_node_streams(node, config.node.id, create=config.nats.create_streams)
@@ -94,7 +102,7 @@ async def verifier(config: NodeConfig) -> AsyncIterator[ServiceContext]:
         await prepare_swarm_streams(swarm, create=config.nats.create_streams)
     board = StatusBoard(config.node.id, "verifier", "0")
     log = structlog.get_logger("verifier")
-    context = ServiceContext(config, "verifier", "0", node, swarm, log, CollectorRegistry(), board, asyncio.Event())
+    context = RunningVerifier(config, "verifier", "0", node, log, CollectorRegistry(), board, asyncio.Event(), swarm=swarm)
     running = asyncio.create_task(VerifierService(config).run(context))
     try:
         await until(lambda: context.ready or running.done())

@@ -66,7 +66,6 @@ class Node:
             role="sampler",
             replica="test",
             node=self.transport,
-            swarm=None,
             log=structlog.get_logger("test"),
             registry=CollectorRegistry(),
             status=StatusBoard(self.id, "sampler", "test"),

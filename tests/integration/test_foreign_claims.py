@@ -229,7 +229,7 @@ async def test_bytes_stored_once_are_read_once_however_often_they_are_referred_t
     async with verifier(config) as alpha:
         mallory = await connect(config.nats.node_url, name="mallory")
         stored = await store_chunks(mallory, subjects.SWARM_ROLLOUTS, MALLORY, [bytes(MAX_CHUNK_BYTES)] * 8)
-        runs, before = ",".join(map(str, stored)), received_bytes(alpha.swarm)
+        runs, before = ",".join(map(str, stored)), received_bytes(alpha.planes._planes["swarm"]())
         for number in range(60):
             size = 8 * MAX_CHUNK_BYTES
             await refer(mallory, subjects.SWARM_ROLLOUTS, MALLORY, size, runs, f"{number:064x}", f"again-{number}")
@@ -238,7 +238,7 @@ async def test_bytes_stored_once_are_read_once_however_often_they_are_referred_t
         await until(lambda: alpha.status.get("accepted") == 5, 120)
         await until(lambda: alpha.status.get("refused") == 60)
         assert alpha.status.get("refused_blob_missing") == 1 and alpha.status.get("refused_reference") > 0
-        assert received_bytes(alpha.swarm) - before < 2 * 8 * MAX_CHUNK_BYTES
+        assert received_bytes(alpha.planes._planes["swarm"]()) - before < 2 * 8 * MAX_CHUNK_BYTES
         await mallory.close()
 
 

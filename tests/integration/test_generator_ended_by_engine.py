@@ -76,7 +76,6 @@ async def ended(
         role="generator",
         replica="0",
         node=transport,
-        swarm=None,
         log=structlog.get_logger("test"),
         registry=registry or CollectorRegistry(),
         status=StatusBoard(node, "generator", "0"),

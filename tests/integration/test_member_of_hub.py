@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import nkeys
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
@@ -21,8 +22,8 @@ from services.verifier.figures import Figures
 from services.verifier.swarm_reader import SwarmLink
 from shared.contracts import subjects
 from shared.contracts.streams import prepare_swarm_streams
+from shared.runtime import FatalError
 from shared.runtime.planes import connect_swarm_plane
-from shared.runtime.service import _connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.transport.base import AccessDenied, Transport
 from swarm_cli.join import hub as join_hub
@@ -70,20 +71,31 @@ async def test_a_verifier_whose_hub_is_slow_to_start_trains_alone_and_shares_whe
     server = SecuredServer(tmp_path, ["alpha"])
     server.start()
     config = server.config("alpha", tmp_path)
-    link = SwarmLink(config, None, Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0")), log)
+    link = SwarmLink(config, Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0")), log)
     assert not config.nats.create_streams
-    assert await _connect_swarm_plane(config, log) is None, "whether the streams are missing or only slow cannot be told"
+    await link.begin()  # does not end the process: whether the streams are missing or only slow cannot be told
     running = asyncio.create_task(link.run())
     try:
         await asyncio.sleep(3.0)
-        assert not link._was_connected
+        assert not link._prepared
         await asyncio.to_thread(server.init, "swarm", config)
-        await until(lambda: link._was_connected)
+        await until(lambda: link._prepared)
     finally:
         running.cancel()
         await asyncio.wait({running})
         await link.close()
         server.stop()
+
+
+async def test_a_hub_that_refuses_the_key_at_the_start_ends_the_verifier(hub: SecuredServer, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger.nk"
+    stranger.write_text(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER).decode())
+    config = hub.config("alpha", tmp_path, nats={"swarm_key_file": str(stranger)})
+    link = SwarmLink(config, Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0")), log)
+    with pytest.raises(FatalError, match=f"refuses the key in {stranger}"):
+        await link.begin()
+    assert link.held is None
+    await link.close()
 
 
 async def test_a_member_that_may_make_missing_streams_finds_them_without_one_refusal(hub: SecuredServer, tmp_path: Path) -> None:

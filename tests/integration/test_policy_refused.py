@@ -53,7 +53,7 @@ class Generator:
         board, stopping = StatusBoard(NODE, "generator", "0"), asyncio.Event()
         log = structlog.wrap_logger(None, processors=[self._keep], wrapper_class=structlog.BoundLogger)
         self.events: list[str] = []
-        context = ServiceContext(config, "generator", "0", transport, None, log, CollectorRegistry(), board, stopping)
+        context = ServiceContext(config, "generator", "0", transport, log, CollectorRegistry(), board, stopping)
         self.engine = engine
         self.follower = PolicyFollower(context, config, engine, Figures(context.registry, context.status, ()))
 

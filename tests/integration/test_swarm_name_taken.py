@@ -31,7 +31,7 @@ async def live(config: NodeConfig) -> None:
     try:
         await prepare_node_streams(node, config.node.id, create=True)
         board, log = StatusBoard(config.node.id, "verifier", "0"), structlog.get_logger("verifier")
-        context = ServiceContext(config, "verifier", "0", node, None, log, CollectorRegistry(), board, asyncio.Event())
+        context = ServiceContext(config, "verifier", "0", node, log, CollectorRegistry(), board, asyncio.Event())
         await asyncio.wait_for(VerifierService(config).run(context), 120)
     finally:
         await node.close()

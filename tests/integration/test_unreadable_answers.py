@@ -15,13 +15,11 @@ from types import SimpleNamespace
 import nats
 import nats.aio.msg
 import pytest
-import structlog
 
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import IntakeCursor
 from shared.contracts.streams import ensure_swarm_streams, verifier_consumer
-from shared.runtime.service import _connect_swarm_plane
 from shared.transport.base import Deadline, Lowering, StreamSpec, Transport, TransportError
 from shared.transport.connect import connect
 from shared.transport.nats import administration, pull
@@ -284,14 +282,10 @@ async def test_a_list_of_buckets_without_end_ends(nats_server: MakeServer) -> No
 async def test_a_node_scores_on_whatever_its_swarm_answers(nats_server: MakeServer, tmp_path: Path, answer: bytes) -> None:
     hub, own = nats_server(jetstream=None).url, nats_server().url
     config = configured("alpha", own, tmp_path, swarm_url=hub, workers=1)
-    async with answering(hub, answer):
-        swarm = await _connect_swarm_plane(config, structlog.get_logger("verifier"))  # as a verifier does before it starts
-        if swarm is not None:
-            await swarm.close()
-        async with verifier(config) as alpha:
-            await generate(alpha.node, group("alpha", 0))
-            await until(lambda: alpha.status.get("scored_local") == 1)
-            await asyncio.sleep(5.0)  # sharing, the directory, the scores and the intake have met the answers
-            await generate(alpha.node, group("alpha", 1))
-            await until(lambda: alpha.status.get("scored_local") == 2)
-            assert len(await scored(alpha.node, "alpha")) == 2
+    async with answering(hub, answer), verifier(config) as alpha:
+        await generate(alpha.node, group("alpha", 0))
+        await until(lambda: alpha.status.get("scored_local") == 1)
+        await asyncio.sleep(5.0)  # sharing, the directory, the scores and the intake have met the answers
+        await generate(alpha.node, group("alpha", 1))
+        await until(lambda: alpha.status.get("scored_local") == 2)
+        assert len(await scored(alpha.node, "alpha")) == 2

@@ -308,7 +308,7 @@ async def test_shares_that_pile_up_are_dropped_oldest_first_and_counted(tmp_path
     log = structlog.get_logger("verifier")
     registry = CollectorRegistry()
     figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
-    outbox = Outbox(config.verifier, SigningKey(new_seed()), SwarmLink(config, None, figures, log), figures, log)
+    outbox = Outbox(config.verifier, SigningKey(new_seed()), SwarmLink(config, figures, log), figures, log)
     for _ in range(MAX_GROUPS + 5):
         outbox.offer(group("alpha", 0), "0" * 64, [1.0, 0.0])
     metrics = generate_latest(registry).decode()

@@ -200,7 +200,7 @@ class Life:
         self.lines: list[dict[str, Any]] = []
         log = structlog.wrap_logger(None, processors=[self._keep], wrapper_class=structlog.BoundLogger)
         board, stopping = StatusBoard(NODE, "trainer", "test-1"), asyncio.Event()
-        self.context = ServiceContext(config, "trainer", "test-1", transport, None, log, CollectorRegistry(), board, stopping)
+        self.context = ServiceContext(config, "trainer", "test-1", transport, log, CollectorRegistry(), board, stopping)
         self._running = asyncio.create_task(TrainerService(config, learn).run(self.context))
 
     def _keep(self, _logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:

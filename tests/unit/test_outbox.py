@@ -28,7 +28,7 @@ async def test_an_outbox_of_large_groups_keeps_128_mib_and_at_least_the_newest(
     config = load_config(None, {"node": {"id": "beta", "var_dir": str(tmp_path)}, "tasks": [{"dataset": "gcd"}]})
     log, registry = structlog.get_logger("verifier"), CollectorRegistry()
     figures = Figures(registry, StatusBoard("beta", "verifier", "0"))
-    link = SwarmLink(config, None, figures, log)
+    link = SwarmLink(config, figures, log)
     outbox = sharing.Outbox(config.verifier, SigningKey(new_seed()), link, figures, log)
     for number in range(offered):
         outbox.offer(group(number), f"{number:064x}", [1.0, 0.0])

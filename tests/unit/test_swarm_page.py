@@ -360,13 +360,16 @@ async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path)
     transport, log = await own_plane(), structlog.get_logger()
     await ensure_node_streams(transport, "alpha")
     await ensure_swarm_streams(transport)
-    config = configured()
+    url = connection_of(transport).options.url
+    config = configured().model_copy(update={"nats": configured().nats.model_copy(update={"swarm_url": url})})
     key, own = SigningKey(new_seed()), LocalModel()
     own.identity = ModelIdentity(name="m", tokenizer_hash="a" * 64)
     said = report("alpha", 4, 0.5)
     await transport.kv.put(subjects.node_bucket("alpha"), subjects.EVAL_KEY, encode(said))
     figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
-    reports = Reports(config, key, transport, SwarmLink(config, transport, figures, log), own, log)
+    link = SwarmLink(config, figures, log)
+    await link.begin()
+    reports = Reports(config, key, transport, link, own, log)
     loops = [asyncio.ensure_future(reports.run_evals()), asyncio.ensure_future(reports.run_record())]
     try:
         deadline = time.monotonic() + 20

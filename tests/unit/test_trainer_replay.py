@@ -113,7 +113,6 @@ def test_rewards_groups_and_staleness_of_new_local_groups_leave_replayed_ones_ou
         role="trainer",
         replica="0",
         node=None,  # type: ignore[arg-type]
-        swarm=None,
         log=structlog.get_logger("test"),
         registry=registry,
         status=board,
