@@ -4,7 +4,6 @@ repeats an earlier one (`CopyMemory`), by fingerprints of its answers.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
 import os
@@ -12,9 +11,9 @@ import re
 import secrets
 import time
 import unicodedata
-import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared import atomic_files
+from shared.atomic_files import replace_text
 from shared.contracts.messages import RolloutGroup, Task
 from shared.plain_files import whole_lines
 from shared.runtime.writes import Writes
@@ -500,47 +499,57 @@ def _may_precede(new: _Seen, seen: _Seen) -> bool:
 
 _LINE = re.compile(r"([0-9a-f]{64})(?: ([0-9]{1,11}))?")
 """An id and when it was accepted, in Unix seconds; files of earlier versions have no time."""
-_MARK_BYTES = 34
-"""The first line of a rewritten file: `#` and 32 letters that no other file has."""
 _SPARE_LINES = 1024
 """A file with fewer lines is not worth rewriting."""
 
 
 class ReplayMemory:
-    """The ids of accepted groups, so that none counts twice, even after a restart or at another
-    replica on the same machine: the last `capacity`, none for longer than `keep_s`, after which
-    their age alone refuses them.
+    """The ids of accepted groups, so that none counts twice, even after a restart: the last
+    `capacity`, none for longer than `keep_s`, after which their age alone refuses them.
 
-    The file only grows by appending, until most of it is no longer needed and it is rewritten. Any
-    process may die at any instant. The new file replaces the old one in one step, a partial last
-    line loses that line only, and what another process appends meanwhile is carried over (unless
-    the rewriting process is killed between these two steps; the other process then still knows it).
-    What other processes appended is read before an id counts as new.
+    A process appends to a file of its own, and starts with those of all replicas in the folder;
+    what these accept later, it learns from the stream of scored groups
+    (`services.verifier.foreign_groups.ForeignStore`). A file that is mostly no longer needed is
+    replaced in one step. A process may die at any instant: a partial last line loses that line
+    only.
     """
 
-    def __init__(self, capacity: int, path: Path | None = None, *, keep_s: float = math.inf, now_s: float | None = None) -> None:
-        """`path` None keeps the memory in this process only. `now_s` is the time of loading in Unix
-        seconds; None: the clock's.
+    def __init__(
+        self,
+        capacity: int,
+        path: Path | None = None,
+        others: Iterable[Path] = (),
+        *,
+        keep_s: float = math.inf,
+        now_s: float | None = None,
+    ) -> None:
+        """`path` None keeps the memory in this process only. `others`: files of other replicas;
+        one whose ids are all too old is deleted. `now_s` is the time of loading in Unix seconds;
+        None: the clock's.
         """
         self.writes = Writes("verifier")
         self._capacity = capacity
         self._path = path
         self._keep_s = keep_s
         self._ids: OrderedDict[str, float] = OrderedDict()
-        self._version = 0, b""
-        self._read_bytes = 0
         self._lines = 0
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._read_new_lines(path)
-            self._shorten(path, time.time() if now_s is None else now_s)
+        if path is None:
+            return
+        now_s = time.time() if now_s is None else now_s
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for other in others:
+            with suppress(FileNotFoundError):  # another replica that starts now has deleted it
+                if other != path and self._read(other) and other.stat().st_mtime < now_s - keep_s:
+                    other.unlink()
+        self._lines = self._read(path)
+        self._ids = OrderedDict(sorted(self._ids.items(), key=lambda each: each[1])[-capacity:])
+        self._forget(now_s)
+        self._shorten(path)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def contains(self, group_id: str) -> bool:
-        if group_id not in self._ids and self._path is not None:
-            self._read_new_lines(self._path)
         return group_id in self._ids
 
     def remember(self, group_id: str, now_s: float) -> None:
@@ -550,19 +559,15 @@ class ReplayMemory:
         A failed write to disk is logged; the group is still known in memory, and the node
         continues.
         """
-        self._add(group_id, now_s)
+        self._ids[group_id] = now_s
+        if len(self._ids) > self._capacity:
+            self._ids.popitem(last=False)
         self._forget(now_s)
         if self._path is None:
             return
         with self.writes.trying("accepted", f"free space at {self._path.parent}; known in memory until the next start"):
             self._append(self._path, group_id, now_s)
-            self._read_new_lines(self._path)
-            self._shorten(self._path, now_s)
-
-    def _add(self, group_id: str, at_s: float) -> None:
-        self._ids[group_id] = at_s
-        if len(self._ids) > self._capacity:
-            self._ids.popitem(last=False)
+            self._shorten(self._path)
 
     def _forget(self, now_s: float) -> None:
         while self._ids and next(iter(self._ids.values())) < now_s - self._keep_s:
@@ -572,68 +577,26 @@ class ReplayMemory:
         """Write one line. A leading line break ends a line that a killed process left
         incomplete.
         """
-        line = f"\n{group_id} {int(at_s)}\n".encode()
-        while True:
-            with path.open("ab", buffering=0) as file:
-                file.write(line)
-                try:
-                    replaced = os.fstat(file.fileno()).st_ino != path.stat().st_ino
-                except FileNotFoundError:
-                    replaced = True
-            if not replaced:  # otherwise the file may have been rewritten without this line
-                return
+        with path.open("ab", buffering=0) as file:
+            file.write(f"\n{group_id} {int(at_s)}\n".encode())
+        self._lines += 1
 
-    def _shorten(self, path: Path, now_s: float) -> None:
-        """Rewrite the file with the ids still needed if these are less than half. One process at a
-        time; the others continue.
-        """
-        if self._lines <= 2 * len(self._ids) + _SPARE_LINES:
-            return
-        with path.with_suffix(".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return
-            self._read_new_lines(path)
-            self._forget(now_s)
-            self._write_again(path)
+    def _shorten(self, path: Path) -> None:
+        """Rewrite the file with the ids still needed if these are less than half."""
+        if self._lines > 2 * len(self._ids) + _SPARE_LINES:
+            replace_text(path, "".join(f"{group_id} {int(at_s)}\n" for group_id, at_s in self._ids.items()), synced=True)
+            self._lines = len(self._ids)
 
-    def _write_again(self, path: Path) -> None:
-        draft = path.with_suffix(".new")
-        with path.open("rb") as old:
-            old.seek(self._read_bytes)
-            with draft.open("wb") as new:
-                new.write(f"#{uuid.uuid4().hex}\n".encode())
-                new.writelines(f"{group_id} {int(at_s)}\n".encode() for group_id, at_s in self._ids.items())
-                new.flush()
-                atomic_files.sync(new.fileno())
-            draft.replace(path)
-            late = old.read()  # appended by others since, if they opened the file before it was replaced
-        if late:
-            with path.open("ab", buffering=0) as new:
-                new.write(late)
-
-    def _read_new_lines(self, path: Path) -> None:
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            stat = os.fstat(file.fileno())
-            # Inode numbers are soon reused, so a rewritten file has a mark of its own.
-            version = stat.st_ino, file.read(_MARK_BYTES)
-            if version != self._version and (stat.st_ino != self._version[0] or self._read_bytes >= _MARK_BYTES):
-                self._read_bytes = self._lines = 0
-            self._version = version
-            if stat.st_size < self._read_bytes:
-                self._read_bytes = self._lines = 0
-            for block, end in whole_lines(file, self._read_bytes):
-                self._read_bytes = end
-                self._take(block, stat.st_mtime)
-
-    def _take(self, lines: bytes, written_s: float) -> None:
-        for line in lines.decode(errors="replace").splitlines():
-            found = _LINE.fullmatch(line)
-            self._lines += bool(line)
-            if found is not None and found[1] not in self._ids:
-                self._add(found[1], float(found[2]) if found[2] else written_s)
+    def _read(self, path: Path) -> int:
+        """Take in a file's ids. Returns how many lines it has."""
+        lines = 0
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            written_s = os.fstat(file.fileno()).st_mtime
+            for block, _ in whole_lines(file, 0):
+                for line in block.decode(errors="replace").splitlines():
+                    found = _LINE.fullmatch(line)
+                    lines += bool(line)
+                    if found is not None:
+                        at_s = float(found[2]) if found[2] else written_s
+                        self._ids[found[1]] = max(at_s, self._ids.get(found[1], 0.0))
+        return lines

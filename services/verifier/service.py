@@ -59,7 +59,10 @@ class VerifierService:
                 run_dir / "known_keys.txt", (config.node.id, self._key.public_key), config.verifier.forget_names_after_s
             )
             self._replay = ReplayMemory(
-                _replay_capacity(config), run_dir / "accepted_groups.txt", keep_s=_longest_s(config) + REPLAY_MARGIN_S
+                _replay_capacity(config),
+                run_dir / f"accepted_groups-{config.node.replica}.txt",
+                run_dir.glob("accepted_groups*.txt"),
+                keep_s=_longest_s(config) + REPLAY_MARGIN_S,
             )
             config = self._config = checked_config(config)
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))

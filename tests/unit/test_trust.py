@@ -8,13 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from services.verifier.border import Candidate
-from services.verifier.copies import ReplayMemory
 from services.verifier.refusals import Refusal, Refused
 from services.verifier.service import VerifierService
 from services.verifier.trust import IDLE_S, Bans, KnownKeys, RosterKeys
 from shared.config import load_config
 from shared.contracts import subjects
-from shared.contracts.codec import content_id
 from shared.contracts.senders import Ban, BanList
 from shared.identity.keys import SigningKey, is_public_key, load
 from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
@@ -150,25 +148,6 @@ def test_a_name_bound_after_its_ban_gives_its_key_away_at_the_next_look(tmp_path
     bans.refresh()
     assert bans.ban_for_key(KEY.public_key, 0.0) is not None, "a key that gives its banned name up stays banned"
     assert bans.ban_for_key(THIRD_KEY.public_key, 0.0) is not None
-
-
-def test_replicas_and_restarts_share_the_memory_of_what_was_taken_in(tmp_path: Path) -> None:
-    ids = [content_id(str(number).encode()) for number in range(3000)]
-    one, two = (ReplayMemory(1000, tmp_path / "accepted.txt") for _ in range(2))
-    for each in ids[:1500]:
-        one.remember(each, 1.0)
-    assert two.contains(ids[1499])
-    assert not two.contains(ids[0])
-    two.remember(ids[1500], 1.0)
-    assert one.contains(ids[1500])
-    for each in ids[1501:]:
-        one.remember(each, 1.0)
-    restarted = ReplayMemory(1000, tmp_path / "accepted.txt")
-    assert len(restarted) == 1000
-    assert len((tmp_path / "accepted.txt").read_text().split()) < 2 * (2 * 1000 + 1024 + 1), "id and time a line, no more than this"
-    two.remember(ids[0], 1.0)
-    assert restarted.contains(ids[0])
-    assert two.contains(ids[2999]), "also when another process has cut the file down"
 
 
 @pytest.mark.slow
