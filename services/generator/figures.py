@@ -89,14 +89,6 @@ class Figures:
             f"Share of held-out tasks solved by the newest evaluated policy. {same} Absent also where no pass is defined.",
             registry=registry,
         )
-        self._mean_reward = LateGauge(
-            "swarm_held_out_mean_reward", f"Mean reward on held-out tasks of the newest evaluated policy. {same}", registry=registry
-        )
-        self._unknown = Gauge(
-            "swarm_held_out_unknown_rewards",
-            "Answers of this replica's newest evaluation whose reward is unknown; they are left out of its means.",
-            registry=registry,
-        )
         self._evaluated_version = LateGauge(
             "swarm_held_out_policy_version", f"Policy version of the newest evaluation. {same}", registry=registry
         )
@@ -162,13 +154,11 @@ class Figures:
 
     def unknown_rewards(self, answers: int) -> None:
         """Set how many answers of an evaluation have no reward."""
-        self._unknown.set(answers)
         self._status.set(StatusFigure.EVAL_UNKNOWN, answers or None)
 
     def evaluated(self, report: EvalReport) -> None:
         """Set the node's newest held-out result."""
         self._pass_ratio.set(report.pass_rate)
-        self._mean_reward.set(report.mean_reward)
         self._evaluated_version.set(report.policy_version)
         self._status.set(StatusFigure.EVAL_PASS_RATE, report.pass_rate)
         self._status.set(StatusFigure.EVAL_MEAN_REWARD, report.mean_reward)

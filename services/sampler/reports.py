@@ -4,7 +4,6 @@ to the log, why no batch is built, how I and J moved, and what cannot be replaye
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -21,7 +20,7 @@ from shared.contracts.status_figures import StatusFigure
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import Origin
 from shared.runtime.logs import Log
-from shared.runtime.metrics import ACK_BUCKETS_S, LateGauge, buckets_from
+from shared.runtime.metrics import ACK_BUCKETS_S, buckets_from
 from shared.runtime.status import StatusBoard
 from shared.transport.base import Transport
 
@@ -71,17 +70,6 @@ class Figures:
             registry=registry,
         )
         self._pool = Gauge("swarm_sampler_pool_groups", "Groups in the pool, by origin.", ["origin"], registry=registry)
-        self._replayable = Gauge(
-            "swarm_sampler_replayable_groups",
-            "Local groups of earlier batches that the next batch may replay.",
-            registry=registry,
-        )
-        self._wanted = Gauge(
-            "swarm_sampler_groups_wanted",
-            "Groups wanted for the next batch: I (local) and J (external).",
-            ["origin"],
-            registry=registry,
-        )
         self._waiting = Counter(
             "swarm_sampler_waiting_seconds_total",
             "Time during which no batch could be built, by what was missing; trainer: the next step of this node's trainer.",
@@ -107,13 +95,8 @@ class Figures:
             buckets=ACK_BUCKETS_S,
             registry=registry,
         )
-        self._largest_share = LateGauge(
-            "swarm_sampler_groups_per_node_max",
-            "Largest number of foreign groups that any one node gave to the last batch.",
-            registry=registry,
-        )
         for origin in _ORIGINS:
-            for family in (self._sources, self._pool, self._age, self._wanted):
+            for family in (self._sources, self._pool, self._age):
                 family.labels(origin)
             for reason in _DROPS[origin]:
                 self._dropped.labels(origin, reason)
@@ -133,12 +116,9 @@ class Figures:
         for entry in plan.local:
             self._lag.observe(entry.staleness(plan.number))
         self._replayed.inc(len(plan.replayed))
-        self._largest_share.set(max(collections.Counter(entry.node for entry in plan.external).values(), default=0))
         self._build.observe(seconds)
 
     def moved(self, shares: Shares) -> None:
-        self._wanted.labels("local").set(shares.local)
-        self._wanted.labels("external").set(shares.external)
         self._status.set(StatusFigure.WANTED_LOCAL, shares.local)
         self._status.set(StatusFigure.WANTED_EXTERNAL, shares.external)
 
@@ -154,7 +134,6 @@ class Figures:
         memory.drops.clear()
         self._pool.labels("local").set(len(memory.local))
         self._pool.labels("external").set(len(memory.external))
-        self._replayable.set(len(memory.replayable))
         self._status.set(StatusFigure.BATCHES, memory.next_number - 1)
         self._status.set(StatusFigure.POOL_LOCAL, len(memory.local))
         self._status.set(StatusFigure.POOL_EXTERNAL, len(memory.external))

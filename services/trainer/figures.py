@@ -93,12 +93,6 @@ class TrainerGauges:
         published = "Absent before the first."
         self._version = late("swarm_policy_version", f"Version of the newest published policy. {published}")
         self._published = late("swarm_policy_published_timestamp_seconds", f"Unix time of the newest publication. {published}")
-        self.published_bytes = counter(
-            "swarm_policy_published_bytes_total",
-            "Bytes of published policies, by kind: full copies, and deltas with only what changed (policy_store.anchor_every).",
-            "kind",
-            ("full", "delta"),
-        )
         self.delta_lost = late(
             "swarm_trainer_delta_lost_ratio",
             "Share of the LoRA adapters' delta that was lost when the newest policy was rounded to the dtype it is published in. "
@@ -137,10 +131,6 @@ class TrainerGauges:
             "origin",
             ("local", "external"),
         )
-        self.replayed = counter(
-            "swarm_trainer_replayed_groups_total",
-            "Local groups trained on again (sampler.replay). Counts, reward and staleness of local groups do not include them.",
-        )
         self.zero_advantage = counter(
             "swarm_trainer_zero_advantage_groups_total", "Groups whose rewards are all equal: no advantage."
         )
@@ -149,14 +139,6 @@ class TrainerGauges:
             "Groups of batches that were not trained on, by reason.",
             "reason",
             _SKIPPED,
-        )
-        self.left_out = counter(
-            "swarm_trainer_left_out_groups_total",
-            "Foreign groups passed over by a strategy that compares likelihoods under this node's policy.",
-        )
-        self.external_logprob = late(
-            "swarm_trainer_external_logprob_nats",
-            "Mean logprob per token of the foreign groups chosen by likelihood.",
         )
         self.absurd = counter(
             "swarm_trainer_absurd_answers_total",
@@ -169,7 +151,6 @@ class TrainerGauges:
         )
         saved = "Absent before the first."
         self._checkpoint_step = late("swarm_trainer_checkpoint_step", f"Step of the newest checkpoint. {saved}")
-        self._checkpoint_time = late("swarm_trainer_checkpoint_timestamp_seconds", f"Unix time of the newest checkpoint. {saved}")
         self.checkpoint_interval = late(
             "swarm_trainer_checkpoint_interval_steps",
             "Steps between checkpoints (trainer.checkpoint_every).",
@@ -194,7 +175,6 @@ class TrainerGauges:
 
     def checkpointed(self, step: int) -> None:
         self._checkpoint_step.set(step)
-        self._checkpoint_time.set(time.time())
 
     def observe(self, record: StepRecord, context: ServiceContext) -> None:
         """Export a step to /metrics and to the status board."""
@@ -217,13 +197,9 @@ class TrainerGauges:
         self.reencoded.set(record.reencoded_share)
         self.zero_advantage.inc(record.groups_zero_advantage)
         self.absurd.inc(record.answers_absurd)
-        self.left_out.inc(record.groups_left_out)
-        if record.logprob_external is not None:
-            self.external_logprob.set(record.logprob_external)
         self.tokens.inc(record.tokens)
         self.groups.labels("local").inc(record.groups_local)
         self.groups.labels("external").inc(record.groups_external)
-        self.replayed.inc(record.groups_replayed)
         for reason, count in record.skipped.items():
             self.skipped.labels(reason).inc(count)
         for origin, reward in (("local", record.reward_local), ("external", record.reward_external)):

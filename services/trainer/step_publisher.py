@@ -481,7 +481,6 @@ class StepPublisher:
         assert published is not None
         self._gauges.published(published)
         sent_kind, sent_bytes = self._publisher.sent_kind, self._publisher.sent_bytes
-        self._gauges.published_bytes.labels(sent_kind).inc(sent_bytes)
         self._log.info("policy_published", version=version, sent=sent_kind, sent_bytes=sent_bytes)
         self._delta_report.published(self._learner.delta_rounding, version=version, dtype=dtype_name(self._learner.published_dtype))
         self._context.status.set(StatusFigure.POLICY_VERSION, version)

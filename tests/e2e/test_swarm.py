@@ -57,7 +57,6 @@ max_steps = {steps}
 """
 STEPS = 6
 CONDITIONAL = {
-    "swarm_trainer_external_logprob_nats",
     "swarm_trainer_delta_lost_ratio",
     "swarm_certificate_expiry_timestamp_seconds",
 }

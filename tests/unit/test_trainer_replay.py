@@ -119,7 +119,6 @@ def test_rewards_groups_and_staleness_of_new_local_groups_leave_replayed_ones_ou
         stopping=None,  # type: ignore[arg-type]
     )
     gauges.observe(record, context)
-    assert registry.get_sample_value("swarm_trainer_replayed_groups_total") == 1.0
     assert registry.get_sample_value("swarm_trainer_groups_total", {"origin": "local"}) == 2.0
     assert registry.get_sample_value("swarm_trainer_reward", {"origin": "local"}) == 0.125
     assert registry.get_sample_value("swarm_trainer_staleness_steps_max") == 1.0
