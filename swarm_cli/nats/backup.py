@@ -1,9 +1,9 @@
-"""`swarm nats backup`: save streams with settings, messages and durable consumers to a folder that
-appears complete or not at all.
+"""`swarm nats backup` and `swarm nats restore`: streams with settings, messages and durable
+consumers as a folder, and back.
 
-The folder holds a file for each stream, and a manifest with settings, counts and checksums. They
-are not trusted when they are read: no path is taken from them, every size is bounded, and settings
-that affect more than the stream itself are refused."""
+The folder appears complete or not at all. It holds a file for each stream, and a manifest with
+settings, counts and checksums. They are not trusted when they are read: no path is taken from them,
+every size is bounded, and settings that affect more than the stream itself are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import time
@@ -31,7 +32,7 @@ from shared.text import visible
 from shared.transport.base import Deadline, NotConnected, bucket_stream
 from shared.transport.blobs import companion_name
 from shared.transport.nats import administration
-from shared.transport.nats.administration import TransferLost, take_snapshot
+from shared.transport.nats.administration import TransferLost, restore_snapshot, take_snapshot
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import call
@@ -42,7 +43,7 @@ from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.local.untrusted_run import REACHING_BEYOND
 from swarm_cli.nats.account_list import Plane
-from swarm_cli.target import default_target, is_named, unnamed_server
+from swarm_cli.target import default_target, is_named, refuse_unnamed_server, unnamed_server
 
 CONNECT_TIMEOUT_S = 10.0
 T = TypeVar("T")
@@ -136,27 +137,11 @@ class StreamEntry(msgspec.Struct, frozen=True):
     server_state: dict[str, Any]
     """The state in the server's format; it is passed back to the server on restore."""
     consumers: list[ConsumerEntry] = []
-    removed: int = 0
-    """How many messages were removed while the stream was backed up, by newer values of their keys,
-    by limits or because they were acknowledged. The state counts those of them that the file lacks.
-    """
 
     @property
     def state(self) -> State:
         """The state, typed."""
         return msgspec.convert(self.server_state, State)
-
-    @property
-    def replicas(self) -> int:
-        """Copies that the stream had."""
-        found = self.config.get("num_replicas", 1)
-        return found if isinstance(found, int) else 1
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes that one copy takes on a server: a stream with a size limit reserves all of it."""
-        bound = self.config.get("max_bytes", -1)
-        return max(self.state.bytes, bound if isinstance(bound, int) else 0)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -196,13 +181,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def read_manifest(folder: Path, sha256: str = "") -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest of a backup, checked; the streams' files are not.
 
     Raises:
-        CommandError: there is none, its SHA-256 is not `sha256`, or it holds values that `swarm
-        nats
-            backup` never writes.
+        CommandError: there is none, or it holds values that `swarm nats backup` never writes.
     """
     path = folder / MANIFEST
     try:
@@ -212,8 +195,6 @@ def read_manifest(folder: Path, sha256: str = "") -> Manifest:
         raise CommandError(f"{path} cannot be read ({error.strerror}): name the folder that `swarm nats backup` wrote") from None
     if len(text) > _MANIFEST_BYTES:
         raise CommandError(f"{path} is too large to be a manifest: name the folder that `swarm nats backup` wrote")
-    if sha256 and hashlib.sha256(text).hexdigest() != sha256.lower():
-        raise CommandError(f"{path} does not have that SHA-256: it is another backup, or it was changed; get the right one")
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
         problem = next(filter(None, map(_problem, manifest.streams)), "")
@@ -269,11 +250,6 @@ def checked_parts(folder: Path, entry: StreamEntry) -> Iterator[bytes]:
         raise CommandError(f"{path} is not what was backed up (its size or SHA-256 differs): copy the backup here again")
 
 
-ATTEMPTS = 3
-"""Attempts per stream: a server restart or a change of leader breaks a transfer off."""
-AGAIN_S = 1.0
-QUIET_ATTEMPTS, QUIET_BYTES = 10, 64 * 2**20
-"""A stream of up to so many bytes is backed up again if messages were removed from it meanwhile."""
 LISTING_S = 30.0
 
 StreamsOption = Annotated[
@@ -366,44 +342,27 @@ async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], 
     entries = []
     for name in names:
         note(f"{name} ...")
-        entries.append(await _one(connection, folder, name))
+        entries.append(await _saved(connection, folder, name))
     _, version = connection.client.server
     return Manifest(FORMAT, time.time(), version, VERSION, entries)
 
 
-async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
-    """Back up one stream into its file; starts over if the transfer breaks off."""
-    for attempt in range(1, ATTEMPTS + 1):
-        await connection.until_connected(Deadline(LISTING_S))
-        try:
-            for _ in range(QUIET_ATTEMPTS):
-                entry = await _taken(connection, folder, name)
-                if not entry.removed or entry.size_bytes > QUIET_BYTES:
-                    break
-            return entry
-        except (TransferLost, NotConnected) as error:
-            if attempt == ATTEMPTS:
-                raise CommandError(f"{error}: no backup was made: run it again once `swarm nats report` has no findings") from None
-            note(f"{error}: trying again")
-            await asyncio.sleep(AGAIN_S)  # time to elect a leader
-    raise AssertionError("the last attempt returns or raises")
-
-
-async def _taken(connection: Connection, folder: Path, name: str) -> StreamEntry:
-    """The stream as it is now, in its file."""
+async def _saved(connection: Connection, folder: Path, name: str) -> StreamEntry:
+    """Save the stream as it is now into its file."""
     consumers = (await administration.consumers(connection, [name], Deadline(LISTING_S)))[name]
     with file_of(folder, name).open("w+b") as file:
-        taken = await take_snapshot(connection, name, file.write)
+        try:
+            taken = await take_snapshot(connection, name, file.write)
+        except (TransferLost, NotConnected) as error:
+            raise CommandError(f"{error}: no backup was made: run it again once `swarm nats report` has no findings") from None
         size_bytes = file.tell()
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
-    after = await call(connection, f"STREAM.INFO.{name}", None, Deadline(LISTING_S), f"stream {name}")
     with readable(f"stream {name}"):
-        was, now = (msgspec.convert(state, State) for state in (taken.state, after["state"]))
+        msgspec.convert(taken.state, State)
         durable = _durable(consumers.entries)
-    removed = max(0, (now.last_seq - now.messages) - (was.last_seq - was.messages))
-    return StreamEntry(name, digest, size_bytes, taken.config, taken.state, durable, removed)
+    return StreamEntry(name, digest, size_bytes, taken.config, taken.state, durable)
 
 
 def _durable(consumers: Sequence[dict[str, Any]]) -> list[ConsumerEntry]:
@@ -415,3 +374,141 @@ def _durable(consumers: Sequence[dict[str, Any]]) -> list[ConsumerEntry]:
         for each in consumers
         if each["config"].get("durable_name")
     ]
+
+
+WRITTEN_S = 1800.0
+"""What a server may take to write one stream."""
+CONSUMERS_S = 60.0
+"""A cluster makes consumers after the stream."""
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `swarm nats backup` wrote.")],
+    stream: StreamsOption = None,
+    node: Annotated[str, typer.Option(help="Only this node's streams.")] = "",
+    replicas: Annotated[int | None, typer.Option(min=1, max=5, help="Copies of each stream.  [default: as many as it had]")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check everything, restore nothing.")] = False,
+    plane: PlaneOption = Plane.NODE,
+    key: KeyOption = None,
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Restore the streams of a backup: settings, messages and durable consumers.
+
+    A stream that ever held a message is not overwritten. Everything is checked before the first
+    stream is made: files and checksums, and which streams exist. Stop the services first. Streams
+    cannot be renamed, because their messages' subjects contain the name.
+    """
+    manifest = read_manifest(folder)
+    # Streams that others refer to come first, so that an interrupted restore leaves no reference to
+    # something missing.
+    by_name = {each.name: each for each in manifest.streams}
+    entries = [by_name[name] for name in reversed(chosen(list(by_name), stream or [], node))]
+    for entry in entries:
+        for _ in checked_parts(folder, entry):
+            pass
+    node_config = for_node(load_chosen(config, ViewConfig), node)
+    refuse_unnamed_server(node_config, node_url, swarm_url)
+    what = f"{folder}, made {_told(manifest.made_at)}: {count(len(entries), 'stream')}"
+
+    async def work(connection: Connection) -> None:
+        empty = await _existing(connection, [entry.name for entry in entries])
+        if check:
+            say(f"{what} can be restored; nothing was changed")
+            return
+        await _remove(connection, empty)
+        for place, entry in enumerate(entries):
+            note(f"{entry.name} ...")
+            try:
+                say(await _restored(connection, folder, entry, replicas))
+            except Exception as error:
+                raise CommandError(_how_to_go_on(folder, [each.name for each in entries[place:]], error)) from error
+        say(f"{what} restored")
+
+    with_connection(node_config, plane, key, node_url, swarm_url, work)
+
+
+def _told(made_at: float) -> str:
+    """A time as the manifest has it, which may be none."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(made_at))
+    except (OverflowError, ValueError, OSError):
+        return "at a time that is none"
+
+
+async def _existing(connection: Connection, names: Sequence[str]) -> list[str]:
+    """Those of the streams that exist and never held a message, such as `swarm nats init` makes:
+    they are replaced. Raises CommandError if another exists, or through a leaf server.
+    """
+    if connection.options.domain:
+        raise CommandError("streams cannot be restored through a leaf server: give the url of the servers that are to hold them")
+    listed = await administration.streams(connection, Deadline(LISTING_S))
+    with readable("the list of streams"):
+        last = {each["config"]["name"]: count_of(each["state"]["last_seq"]) for each in listed.entries}
+    if filled := [name for name in names if name in listed.missing or last.get(name)]:
+        raise CommandError(f"these streams exist and are not overwritten: {', '.join(filled)}: choose others with --stream")
+    return [name for name in names if name in last]
+
+
+async def _remove(connection: Connection, names: Collection[str]) -> None:
+    for name in names:
+        await call(connection, f"STREAM.DELETE.{name}", None, Deadline(LISTING_S), f"removal of stream {name}")
+
+
+async def _restored(connection: Connection, folder: Path, entry: StreamEntry, replicas: int | None) -> str:
+    """Restore one stream, compare it with the backup, and return a line about it. replicas: its
+    copies; None: as many as it had.
+    """
+    config = {**entry.config, **({"num_replicas": replicas} if replicas else {})}
+    config["metadata"] = {name: text for name, text in (config.get("metadata") or {}).items() if not name.startswith("_nats.")}
+    # If a file was changed since it was checked, the last part is not sent, and no stream is made.
+    parts = checked_parts(folder, entry)
+    made = await restore_snapshot(connection, config, entry.server_state, parts, timeout_s=WRITTEN_S)
+    with readable(f"stream {entry.name}"):
+        found = msgspec.convert(made["state"], State)
+    was = entry.state
+    if found.last_seq != was.last_seq or found.messages > was.messages:
+        await _remove(connection, [entry.name])
+        raise CommandError(f"the restored stream holds {found}, but {was} was backed up; it was removed again")
+    await _check_consumers(connection, entry)
+    gone = was.messages - found.messages
+    fewer = f"; {gone:,} more were removed while it was backed up, or had passed the maximum age" if gone else ""
+    return f"{entry.name}: {count(found.messages, 'message')} up to {found.last_seq:,} restored and compared{fewer}"
+
+
+async def _check_consumers(connection: Connection, entry: StreamEntry) -> None:
+    """Raises CommandError if a consumer is missing, is behind, is none of the backup's, or pushes
+    messages to a subject: none of a swarm's does, and it could send them anywhere.
+    """
+    deadline, wanted = Deadline(CONSUMERS_S), {each.name: each.acknowledged_seq for each in entry.consumers}
+    while True:
+        listed = (await administration.consumers(connection, [entry.name], deadline))[entry.name].entries
+        with readable(f"the list of consumers of stream {entry.name}"):
+            found = {each["name"]: int(each["ack_floor"]["stream_seq"]) for each in listed if each["config"].get("durable_name")}
+            pushing = {each["name"] for each in listed if each["config"].get("deliver_subject")}
+        if more := sorted(pushing | (set(found) - set(wanted))):
+            await _remove(connection, [entry.name])
+            raise CommandError(
+                f"the file holds consumers that no backup of ours has ({', '.join(map(visible, more))}): they are not in the "
+                "manifest, or push messages elsewhere, so somebody changed it; the stream was removed again"
+            )
+        short = [name for name, seq in wanted.items() if found.get(name, -1) < seq]
+        if not short:
+            return
+        if deadline.left_s < 1:
+            raise CommandError(f"consumers are missing or behind: {', '.join(short)}")
+        await asyncio.sleep(0.2)
+
+
+def _how_to_go_on(folder: Path, left: Sequence[str], error: Exception) -> str:
+    """Tell what happened, and the command that restores the rest. The server itself undoes an
+    interrupted transfer, and a stream that is not what was backed up is removed again.
+    """
+    failed = left[0]
+    streams = " ".join(f"--stream {shlex.quote(name)}" for name in left)
+    return (
+        f"{failed}: {error}. Once the cause is gone, go on with: swarm nats restore {shlex.quote(str(folder))} {streams} and "
+        f"the same options. Within 10 s the server itself removes what was transferred so far; if {failed} still exists after "
+        "that, incomplete, remove it first"
+    )

@@ -45,9 +45,8 @@ from swarm_cli.nats.account_list import (
     named_node,
     public_key_of,
 )
-from swarm_cli.nats.backup import backup
+from swarm_cli.nats.backup import backup, restore
 from swarm_cli.nats.report import report
-from swarm_cli.nats.restore import restore
 from swarm_cli.nats.server_config import (
     HOSTED_GIB,
     MEMBER_CONNECTIONS,

@@ -32,9 +32,6 @@ COMPLETED = {
     "swarm ...": "swarm --help",
     "swarm nats config": "swarm nats config --plane both --nodes alpha --out new.conf",
     "swarm nats watch": "swarm nats watch --url tls://HOST:4222 --ca ca.crt --key keys/operator/watch.nk",
-    "swarm nats watch --monitor": (
-        "swarm nats watch --url tls://HOST:4222 --ca ca.crt --key keys/operator/watch.nk --monitor http://HOST:8222"
-    ),
     "swarm plot": "swarm plot RUN",
     "swarm task audit": "swarm task audit gcd",
     "swarm task score": "swarm task score gcd --answer 3",
@@ -50,7 +47,7 @@ COMPLETED = {
 """What is typed for a command that a page only names, or that would start another swarm here."""
 SECURED = ("swarm nats watch", "swarm nats keys", "swarm nats config", "nats-server")
 """These begin commands for a server with users and TLS."""
-UNTIL_CTRL_C = {"swarm nats watch": "watching", "swarm nats watch --monitor": "watching"}
+UNTIL_CTRL_C = {"swarm nats watch": "watching"}
 """They go on until Ctrl-C, which comes when they have said this."""
 OF_THE_SYSTEM = ("dmesg", "timedatectl", "chronyc")
 """Programs that a machine has or lacks, and that may want rights or a daemon: typed where they are,

@@ -16,7 +16,7 @@ from swarm_cli.app import app
 from swarm_cli.chosen_config import C, load_chosen
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
-from swarm_cli.nats import backup, restore
+from swarm_cli.nats import backup
 from swarm_cli.nats import commands as nats_commands
 from swarm_cli.observe import status, top
 from swarm_cli.runs import VAR_DIR_VARIABLE, RunNote, StartOptions, write_note
@@ -49,7 +49,7 @@ def usual(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             chosen = chosen.model_copy(update={"nats": nats})
         return chosen
 
-    for module in (node_commands, nats_commands, backup, restore, status, top):
+    for module in (node_commands, nats_commands, backup, status, top):
         monkeypatch.setattr(module, "load_chosen", at_this_server)
 
     async def enter() -> None:

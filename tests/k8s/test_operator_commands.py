@@ -125,7 +125,7 @@ def said_commands() -> set[str]:
 def for_the_operator() -> list[str]:
     """Return what the pages tell to type that asks or changes a server, each once."""
     commands = {each for each in said_commands() if not each.startswith(("swarm plane", "swarm nats ")) or each.startswith(REPORT)}
-    named = [each for each in commands if each.split()[1] not in ELSEWHERE and "--monitor" not in each]
+    named = [each for each in commands if each.split()[1] not in ELSEWHERE]
     return sorted([*named, "swarm nats init --plane node", "swarm nats init --plane swarm"])
 
 

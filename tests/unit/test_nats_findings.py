@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.backup import StreamEntry, backup_order, chosen
+from swarm_cli.nats.backup import backup_order, chosen
 from swarm_cli.nats.report import COLUMNS, Report, Stream, lines, read_stream, stream_findings, until_settled
-from swarm_cli.nats.restore import _check_room, _Wanted
 
 NOW = datetime(2026, 11, 25, 3, 0, tzinfo=UTC)
 
@@ -144,24 +143,3 @@ def test_positions_are_backed_up_before_what_they_point_to_and_messages_before_t
     assert chosen(names, [], "alpha") == ordered
     with pytest.raises(CommandError, match="no stream of node alph:"):
         chosen(names, [], "alph")
-
-
-@pytest.mark.parametrize(
-    ("account", "refused"),
-    [
-        ({"storage": 0, "limits": {"max_storage": -1, "max_streams": -1}}, ""),
-        ({"storage": 100, "limits": {"max_storage": 400, "max_streams": -1}}, ""),
-        ({"storage": 101, "limits": {"max_storage": 400, "max_streams": -1}}, "need 300"),
-        ({"storage": 0, "reserved_storage": 200, "limits": {"max_storage": 400}}, "need 300"),
-        ({"streams": 3, "limits": {"max_storage": -1, "max_streams": 3}}, "may have 3 streams"),
-    ],
-)
-def test_room_is_looked_at_with_all_copies_and_what_a_stream_reserves(account: dict[str, Any], refused: str, tmp_path: Any) -> None:
-    state = {"messages": 1, "bytes": 50, "first_seq": 1, "last_seq": 1}
-    stream = StreamEntry("X", "", 1, {"name": "X", "max_bytes": 100, "num_replicas": 3}, state)
-    wanted = _Wanted(tmp_path, (stream,), None, False, False, 0.0)
-    if not refused:
-        _check_room(account, wanted)
-        return
-    with pytest.raises(CommandError, match=refused):
-        _check_room(account, wanted)
