@@ -30,8 +30,8 @@ def dashboard(
     run: LookRunOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show a swarm in a browser: which nodes learn, whose groups they train on, questions and
-    answers. --run also shows a run that has ended, from its records. Ctrl-C ends it.
+    """Show a swarm in a browser: whether its models get better, what they say, who teaches whom.
+    --run also shows a run that has ended, from its records. Ctrl-C ends it.
     """
     node_config = load_chosen(config, NodeConfig)
     check_ports(

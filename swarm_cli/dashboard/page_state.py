@@ -200,7 +200,7 @@ def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str,
     """
     newest, entry = found.alike[-1], node.entry
     outcome, words, chance = held_out_verdict(node.scores)
-    best = max(found.values, key=lambda each: each[1], default=None)
+    best = max(reversed(found.values), key=lambda each: each[1], default=None)  # of equal ones the newest
     own = THIS_SERVER if node.evaluation is not None else "signed"
     standing = ON_RECORD if ended else own if node.signed else "unsigned"
     held_out, scorer, n = newest.held_out_set

@@ -34,7 +34,7 @@ DATASET_CHARACTERS = 128
 ANSWERS_KEPT = 16
 """Of how many nodes the held-out answers are kept in memory."""
 QUESTIONS_SENT = 32
-ANSWER_CHARACTERS = 600
+QUESTION_CHARACTERS, ANSWER_CHARACTERS = 1500, 600
 _BLOCK_BYTES = 2**23
 _MOST_BYTES = 2**28
 """Of a longer file, only the end is read."""
@@ -289,7 +289,7 @@ def answers_object(base: Samples | None, newest: Samples, names: FileNames) -> d
         "rows": [
             {
                 "dataset": names.shown(each.dataset),
-                "question": cut_text(each.question, ANSWER_CHARACTERS),
+                "question": cut_text(each.question, QUESTION_CHARACTERS),
                 "reference": None if each.reference is None else cut_text(each.reference, ANSWER_CHARACTERS),
                 "before": _answer(first.get(_question(each))),
                 "now": _answer(each) if trained else None,

@@ -164,7 +164,7 @@ const KINDS_OF_ANSWER = { kept: "Right before and now", learned: "Newly right", 
 const passedOf = (one) => one?.[2] ?? null;
 const kindOf = ({ before, now }) => (passedOf(now) ? (passedOf(before) ? "kept" : "learned") : passedOf(before) ? "lost" : "missing");
 /** Of a long question its last paragraph, in which the tasks of one dataset differ. */
-const shortened = (text) => { const whole = text.trim(), parts = whole.split(/\n\s*\n/); return whole.length > 150 && parts.length > 1 ? parts.at(-1) : whole; };
+const shortened = (text) => { const whole = text.trim(), parts = whole.split(/\n\s*\n/); const last = whole.length > 150 && parts.length > 1 ? parts.at(-1) : whole; return last.length > 240 ? `… ${last.slice(-220)}` : last; };
 
 function judged(one) {
   if (!one) return el("span", { class: "soft small", text: "not on record" });
