@@ -23,7 +23,7 @@ from shared.registry import ignored_entries
 from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import for_process
-from shared.runtime.spans import tracing_problems
+from shared.runtime.spans import tracing_warnings
 from shared.text import error_text
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
@@ -100,10 +100,10 @@ def check(
         *entry_problems(node_config),
         *([] if "node" in faulty else [*folder_problems(node_config), *key_file_problems(node_config)]),
         *tracker_problems(node_config),
-        *tracing_problems(node_config, os.environ),
     ]
     warnings = [
         *ignored_entries(node_config.entries()),
+        *tracing_warnings(os.environ),
         *risky_settings(node_config),
         *toys_settings(node_config, toy=is_toy(node_config.model.path)),
         *left_out_rows(tasks.files),

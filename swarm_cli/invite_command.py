@@ -174,7 +174,7 @@ def accepted(config: VerifierConfig) -> Accepted:
         max_bytes=border.max_foreign_bytes,
         max_completions=config.max_foreign_completions,
         max_tokens=config.max_foreign_tokens,
-        max_answer_chars=border.max_answer_chars,
+        max_answer_chars=config.max_answer_chars,
         max_age_s=border.max_age_s,
         max_clock_skew_s=border.max_clock_skew_s,
     )

@@ -278,8 +278,8 @@ class GeneratorService:
         except TimeoutError:
             here = self._engine.shares_device
             raise (EngineError if here else EngineAway)(
-                f"engine {self._engine.name}: no answer to {lease.count} prompts within {limit_s:.0f} s: "
-                f"{'restarting' if here else 'asking again'}; raise generator.call_timeout_s if answers really take that long"
+                f"engine {self._engine.name}: no answer to {lease.count} prompts within {limit_s:.0f} s "
+                f"(lower generator.groups_per_call if answers really take that long): {'restarting' if here else 'asking again'}"
             ) from None
 
 

@@ -474,7 +474,7 @@ class BorderRules:
             max_clock_skew_s=verifier.max_clock_skew_s,
             max_bytes=verifier.max_foreign_bytes,
             max_completions=config.max_foreign_completions,
-            max_answer_chars=verifier.max_answer_chars,
+            max_answer_chars=config.max_answer_chars,
             max_tokens=config.max_foreign_tokens,
             scored_locally=VerifierChoice(config.tasks).scored_locally,
             established_after=verifier.newcomer_groups,
@@ -544,7 +544,7 @@ def completion_problem(completion: Completion, max_chars: int, max_tokens: int) 
     A sampled token's logprob is finite and not above 0; generators refuse samples with others.
     """
     if len(completion.text) > max_chars:
-        return Refusal.LENGTHS, f"a text of {len(completion.text)} characters (verifier.max_answer_chars)"
+        return Refusal.LENGTHS, f"a text of {len(completion.text)} characters"
     if completion.token_count > max_tokens:
         return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens}"
     if completion.token_count == 0 and completion.text:

@@ -235,7 +235,7 @@ CHECKS = (
     Check(
         Stage.CONTENT,
         Refusal.LENGTHS,
-        "a completion is longer than `verifier.max_answer_chars` or twice `generator.max_new_tokens`",
+        "a completion has more than twice `generator.max_new_tokens`, or more than 16,384 characters and 8 for each of these",
     ),
     Check(Stage.CONTENT, Refusal.OUT_OF_RANGE, "a completion has several turns"),
     Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),

@@ -19,6 +19,12 @@ class GeneratorSection(Section):
     """vLLM's memory for keys and values; 0: 1024 MiB on a CPU, else what gpu_memory_fraction
     leaves.
     """
+    start_timeout_s: ClassVar[int] = 1800
+    """Longest start of vLLM, with reading the model and compiling; a startup probe allows more."""
+    call_timeout_s: ClassVar[float] = 1800.0
+    """Deadline of an engine call: beyond it a process is restarted, a server asked again."""
+    policy_load_timeout_s: ClassVar[float] = 120.0
+    """Deadline for loading a new policy: beyond it the generator keeps the old one."""
     lease_s: ClassVar[float] = 120.0
     """Silence after which a replica loses its draws to another. It renews its claim three times in
     that.
@@ -78,19 +84,6 @@ class GeneratorSection(Section):
         ge=0,
         description="Most groups that one generator makes per minute, to leave room for others on its machine or server; 0: as "
         "fast as they are taken.",
-    )
-    start_timeout_s: int = Field(
-        1800,
-        ge=10,
-        description="Longest start of vLLM in seconds, with reading the model and compiling. A startup probe must allow more.",
-    )
-    call_timeout_s: float = Field(
-        1800.0,
-        gt=0,
-        description="Deadline of an engine call in seconds; beyond it a process is restarted, a server asked again.",
-    )
-    policy_load_timeout_s: float = Field(
-        120.0, gt=0, description="Deadline for loading a new policy in seconds; beyond it the generator keeps the old one."
     )
     gpu_memory_fraction: float = Field(
         0.5, gt=0, le=1, description="vLLM's share of the GPU's memory; 0.5 leaves the other half to a trainer on the same GPU."

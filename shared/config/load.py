@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -41,7 +41,7 @@ _LONGEST_VALUE = 200
 
 SECTIONS = (
     *("node", "nats", "model", "tasks", "generator", "eval", "verifier", "sampler", "trainer"),
-    *("policy_store", "tracking", "tracing", "http", "log"),
+    *("policy_store", "tracking", "http", "log"),
 )
 """All sections of a configuration, in the order in which people read them."""
 
@@ -70,6 +70,9 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
     )
+
+    FORMER: ClassVar[dict[str, str]] = {"tracing": "the variable OTEL_EXPORTER_OTLP_ENDPOINT"}
+    """Sections that there were once, and what to write instead."""
 
     @model_validator(mode="after")
     def _combinations(self) -> Config:
@@ -430,7 +433,7 @@ but may be misspelt themselves.
 def _no_longer(config: type[Config], location: Location) -> str:
     """Say what became of a former setting; empty if the key was never one."""
     *path, key = location
-    if (section := _section(config, path)) is None or not issubclass(section, Section):
+    if (section := _section(config, path)) is None or not issubclass(section, Section | Config):
         return ""
     name = str(key)
     if name in section.FORMER:

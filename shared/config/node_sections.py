@@ -1,4 +1,4 @@
-"""The sections that every process of a node reads: its name, the servers, health, logs and spans.
+"""The sections that every process of a node reads: its name, the servers, health and logs.
 Every field's description states its meaning, its unit and the reason for its default.
 """
 
@@ -25,6 +25,11 @@ RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 class NodeSection(Section):
     """The node's identity."""
 
+    lease_s: ClassVar[float] = 30.0
+    """Silence after which another process may take this one's place under the same name; the
+    replaced process exits. Long enough for a busy machine or a server that restarts.
+    """
+
     id: str = Field("alpha", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="The node's name, unique in the swarm.")
     seed: int = Field(
         0,
@@ -42,14 +47,6 @@ class NodeSection(Section):
         "0",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$",
         description="This process's name among the replicas of its role, or its number up to 9,999; on Kubernetes, the pod's name.",
-    )
-    lease_s: float = Field(
-        30.0,
-        ge=2,
-        le=3600,
-        description="Seconds of silence after which another process may take this one's place under the same name; the "
-        "replaced process exits. Long enough for a busy machine or a server that restarts. The same for all "
-        "processes of the node.",
     )
     var_dir: Path = Field(
         Path("var"),
@@ -156,32 +153,11 @@ class LogSection(Section):
     format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on terminals and by `swarm up`, or JSON.")
 
 
-class TracingSection(Section):
-    """Tracing: spans of what each service does with a group; see docs/reading.md."""
-
-    otlp_endpoint: str = Field(
-        "",
-        pattern=r"^(https?://\S+)?$",
-        description="Base URL of an OpenTelemetry collector (OTLP over HTTP) for a span of each thing a service does with a "
-        "group. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, else none. Needs the extra otel; keys belong in "
-        "OTEL_EXPORTER_OTLP_HEADERS.",
-    )
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _endpoint_holds_no_secret(cls, value: str) -> str:
-        """Configurations are shown, compared and kept with a run's records."""
-        if value != without_secrets(value):
-            raise ValueError("an address with a name, a password or a query in it: put keys into OTEL_EXPORTER_OTLP_HEADERS")
-        return value
-
-
 class ProcessConfig(Config):
     """The part of a node's configuration that every process reads."""
 
     node: NodeSection = Field(default_factory=NodeSection)
     nats: NatsSection = Field(default_factory=NatsSection)
-    tracing: TracingSection = Field(default_factory=TracingSection)
     http: HttpSection = Field(default_factory=HttpSection)
     log: LogSection = Field(default_factory=LogSection)
 

@@ -33,6 +33,11 @@ class VerifierConfig(ViewConfig, SamplerConfig):
         """Tokens of the longest foreign completion."""
         return int(self.verifier.max_foreign_length * self.generator.max_new_tokens)
 
+    @property
+    def max_answer_chars(self) -> int:
+        """Characters of the longest foreign completion: more than its tokens usually have."""
+        return max(16_384, 8 * self.max_foreign_tokens)
+
     def entries(self) -> Iterator[Entry]:
         """As in the base class."""
         for name in dict.fromkeys(part.use for spec in self.tasks for part in parts_of(spec.verifier) if not part.file):

@@ -99,7 +99,6 @@ class VerifierSection(Section):
         le=30 * 86_400,
         description="Maximum age of a foreign group in seconds; group ids are remembered for as long.",
     )
-    max_answer_chars: int = Field(16_384, ge=1, description="Longest foreign completion text accepted, in characters.")
     foreign_partial_credit: bool = Field(
         False,
         description="Keep the reward of a foreign answer that does not pass. Off: it counts as wrong, because a sender can write "

@@ -271,5 +271,5 @@ def described(record: LeaseRecord | None) -> str:
 def _lost(key: str, bucket: str, by: LeaseRecord | None, lease_s: float) -> str:
     return (
         f"{described(by)} has taken over {key} of {bucket}: this process was suspended or cut off from NATS and did not renew it "
-        f"for {lease_s:g} s (node.lease_s). It stops and writes nothing more. Keep the other, or end it and start this one again"
+        f"for {lease_s:g} s. It stops and writes nothing more. Keep the other, or end it and start this one again"
     )

@@ -49,7 +49,7 @@ def buckets_from(first: float, last: float, *, whole: bool = False) -> tuple[flo
 
 LONGEST_S = 3600.0
 DURATION_BUCKETS_S = buckets_from(0.01, LONGEST_S)
-"""10 ms to an hour: more than every timeout's default (`generator.call_timeout_s`: half an hour).
+"""10 ms to an hour: more than every timeout (an engine call's: half an hour).
 """
 ACK_BUCKETS_S = buckets_from(0.002, 120.0)
 """For operations that take milliseconds normally, and the time of a few retries otherwise."""

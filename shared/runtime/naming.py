@@ -70,7 +70,7 @@ async def lock_folder(config: ProcessConfig, role: str, log: Log) -> FolderLock 
         log.warning(
             "folder_not_locked",
             reason=str(error),
-            consequence=f"after a crash, a restart waits for node.lease_s ({config.node.lease_s:g} s)",
+            consequence=f"after a crash, a restart waits for {config.node.lease_s:g} s",
         )
         return None
 

@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from shared.config.node_sections import ProcessConfig
-from shared.runtime.exits import FatalError
 from shared.runtime.logs import Log
 from shared.seeds import number_from
 from shared.text import without_secrets
@@ -130,19 +129,17 @@ _OWN_SESSION = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER"
 _MISSING = "needs the packages of the extra otel, which are not installed: pip install 'swarm-rl[otel]'"
 
 
-def is_wanted(config: ProcessConfig, environment: Mapping[str, str]) -> bool:
-    """Check whether an endpoint is set, by the setting or by OpenTelemetry's own variables."""
+def asking_variable(environment: Mapping[str, str]) -> str:
+    """The variable of OpenTelemetry that asks for spans; empty if none does."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    return bool(config.tracing.otlp_endpoint or any(environment.get(name) for name in ENDPOINT_VARIABLES))
+        return ""
+    return next(filter(environment.get, ENDPOINT_VARIABLES), "")
 
 
-def tracing_problems(config: ProcessConfig, environment: Mapping[str, str]) -> list[str]:
-    """A problem with its remedy if spans are wanted and cannot be sent; else nothing."""
-    if not is_wanted(config, environment) or is_installed():
-        return []
-    asking = "tracing.otlp_endpoint" if config.tracing.otlp_endpoint else next(filter(environment.get, ENDPOINT_VARIABLES))
-    return [f"{asking} {_MISSING}"]
+def tracing_warnings(environment: Mapping[str, str]) -> list[str]:
+    """A sentence with the remedy if spans are wanted and cannot be sent; else nothing."""
+    asking = asking_variable(environment)
+    return [f"{asking} {_MISSING}"] if asking and not is_installed() else []
 
 
 def is_installed() -> bool:
@@ -154,15 +151,13 @@ def is_installed() -> bool:
 
 
 def open_spans(config: ProcessConfig, role: str, log: Log) -> SpanSink | None:
-    """The sink for this process's spans; None without an endpoint. A missing extra is fatal if the
-    setting asks for spans, but not if a variable does, which may be meant for other programs.
+    """The sink for this process's spans; None without an endpoint. A missing extra is not fatal, as
+    the variable may be meant for other programs.
     """
-    if not is_wanted(config, os.environ):
+    if not asking_variable(os.environ):
         return None
-    if problems := tracing_problems(config, os.environ):
-        if config.tracing.otlp_endpoint:
-            raise FatalError("\n".join(problems))
-        log.warning("spans_not_sent", reason=problems[0], consequence="the service runs as if the variable were not set")
+    if warnings := tracing_warnings(os.environ):
+        log.warning("spans_not_sent", reason=warnings[0], consequence="the service runs as if the variable were not set")
         return None
     return OtlpSpans(config, role, lambda reason: log.warning("spans_not_sent", reason=reason, consequence="some spans are lost"))
 
@@ -179,12 +174,9 @@ class OtlpSpans:
 
         # OpenTelemetry warns about every lost batch; `warn` does so once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
-        base = config.tracing.otlp_endpoint.rstrip("/")
-        asked = f"{base}/v1/traces" if base else None  # None: the exporter reads OpenTelemetry's variables
         session = None if os.environ.get(_OWN_SESSION) else _session()
-        inner = OTLPSpanExporter(endpoint=asked, timeout=TIMEOUT_S, session=session)
-        address = asked or next(os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name))
-        self._exporter = _ReportingExporter(inner, address, warn)
+        inner = OTLPSpanExporter(timeout=TIMEOUT_S, session=session)
+        self._exporter = _ReportingExporter(inner, os.environ[asking_variable(os.environ)], warn)
         self._processor = BatchSpanProcessor(
             self._exporter, max_queue_size=QUEUE, schedule_delay_millis=SEND_EVERY_S * 1000, max_export_batch_size=512
         )

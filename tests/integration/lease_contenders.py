@@ -23,6 +23,7 @@ from shared.lease.name import NameTaken
 from shared.runtime.naming import leased, take_lease
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
+from tests.constants import with_constants
 
 NODE = "alpha"
 WRITE_EVERY_S = 0.01
@@ -63,7 +64,7 @@ def main() -> None:
     folder, lease_s, urls = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     structlog.configure(processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.ReturnLoggerFactory())
     for number, url in enumerate(urls):
-        node = {"id": NODE, "run": "test", "var_dir": str(folder), "lease_s": lease_s}
+        node = {"id": NODE, "run": "test", "var_dir": str(folder)}
         config = load_config(
             None,
             {
@@ -73,6 +74,7 @@ def main() -> None:
                 "sampler": {"external": 0},
             },
         )
+        config = with_constants(config, node={"lease_s": lease_s})
         if os.fork() == 0:
             try:
                 asyncio.run(contend(config, folder / f"{number}.log"))

@@ -27,6 +27,7 @@ from shared.model.reading import load_tokenizer
 from shared.runtime import EXIT_CONFIG
 from shared.transport.base import Transport
 from shared.transport.connect import connect
+from tests.constants import with_constants
 from tests.integration.trainer_life import mixed_batch, put_batches, set_up, tiny_policy, trainer_position
 from tests.integration.trainer_process import start, write_config
 
@@ -59,11 +60,11 @@ class Server:
         folder = self._folder / machine
         file = folder / f"{run}.toml"
         write_config(file, node=self.node, url=self._url, model=self._model, var_dir=folder, trainer="checkpoint_every = 1")
-        file.write_text(file.read_text().replace('run = "test"', f'run = "{run}", lease_s = {lease_s}'))
-        return load_config(file)
+        file.write_text(file.read_text().replace('run = "test"', f'run = "{run}"'))
+        return with_constants(load_config(file), node={"lease_s": lease_s})
 
     def start(self, config: NodeConfig) -> ForkServerProcess:
-        child = start(config.node.var_dir / f"{config.node.run}.toml")
+        child = start(config.node.var_dir / f"{config.node.run}.toml", lease_s=config.node.lease_s)
         self._children.append(child)
         return child
 

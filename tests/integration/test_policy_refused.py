@@ -34,6 +34,7 @@ from shared.policy_store.files import sha256_of
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.transport.base import Transport
+from tests.constants import with_constants
 from tests.integration.trainer_fixtures import model, tokenizer, transport
 from tests.integration.trainer_life import NODE, Life, mixed_batch, node_config, policy_pointer, put_batches, set_up
 
@@ -228,7 +229,7 @@ async def test_a_load_whose_deadline_strikes_when_it_is_done_counts_as_loaded(
 ) -> None:
     """Or the generator would count its groups from the old policy, and in the end make none."""
     config = configured(model, tmp_path)
-    config = config.model_copy(update={"generator": config.generator.model_copy(update={"policy_load_timeout_s": 1.0})})
+    config = with_constants(config, generator={"policy_load_timeout_s": 1.0})
     await set_up(transport, [mixed_batch(tokenizer, 1)])
     life = Life(config, transport)
     await published(transport, life, 1)
@@ -250,7 +251,7 @@ async def test_the_wait_for_a_turn_is_not_the_load_s(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = configured(model, tmp_path)
-    config = config.model_copy(update={"generator": config.generator.model_copy(update={"policy_load_timeout_s": 2.0})})
+    config = with_constants(config, generator={"policy_load_timeout_s": 2.0})
     await set_up(transport, [mixed_batch(tokenizer, 1)])
     life = Life(config, transport)
     await published(transport, life, 1)

@@ -27,9 +27,9 @@ class Death(NamedTuple):
     when: Literal["before", "after"]
 
 
-def start(config_file: Path, death: Death | None = None) -> ForkServerProcess:
-    """Start a trainer; it logs into its run's folder."""
-    return forked.start(_live, str(config_file), death)
+def start(config_file: Path, death: Death | None = None, lease_s: float | None = None) -> ForkServerProcess:
+    """Start a trainer; it logs into its run's folder. lease_s: instead of the constant."""
+    return forked.start(_live, str(config_file), death, lease_s)
 
 
 def write_config(file: Path, *, node: str, url: str, model: Path, var_dir: Path, trainer: str = "") -> Path:
@@ -47,7 +47,7 @@ def write_config(file: Path, *, node: str, url: str, model: Path, var_dir: Path,
     return file
 
 
-def _live(config_file: str, death: Death | None) -> None:
+def _live(config_file: str, death: Death | None, lease_s: float | None) -> None:
     if death is not None:
         arrange(death)
     devnull = os.open(os.devnull, os.O_WRONLY)
@@ -56,8 +56,11 @@ def _live(config_file: str, death: Death | None) -> None:
     sys.argv = ["trainer", "--config", config_file]
     from services.trainer.service import TrainerService
     from shared.config import NodeConfig
+    from shared.config.node_sections import NodeSection
     from shared.runtime import main
 
+    if lease_s is not None:
+        NodeSection.lease_s = lease_s
     main("trainer", NodeConfig, TrainerService)
 
 

@@ -62,10 +62,10 @@ def rows(count: int, name: str = "rows.jsonl") -> None:
             marks=pytest.mark.long,
         ),
         (
-            '[tracing]\notlp_endpoint = "collector:4317"\n[[tasks]]\ndataset = "Gcd"\n',
+            '[tracing]\notlp_endpoint = "http://a:4317"\n[[tasks]]\ndataset = "Gcd"\n',
             [
                 "[[tasks]] 1: dataset: must be 1 to 63 small letters, digits or _, beginning with a letter or digit, got 'Gcd'",
-                "tracing.otlp_endpoint: must be an address that begins with http:// or https://, got 'collector:4317'",
+                "tracing: no longer a setting of its own: write the variable OTEL_EXPORTER_OTLP_ENDPOINT",
             ],
         ),
         (

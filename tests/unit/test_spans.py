@@ -18,16 +18,18 @@ from typing import Any
 import pytest
 import structlog
 
-from shared.config import ConfigError, NodeConfig, load_config
-from shared.runtime import FatalError, spans
-from shared.runtime.spans import QUEUE, OtlpSpans, open_spans, tracing_problems
+from shared.config import NodeConfig, load_config
+from shared.runtime import spans
+from shared.runtime.spans import QUEUE, OtlpSpans, open_spans, tracing_warnings
 from tests.otlp_collector import collecting
 
 GROUP, SHARED = (hashlib.sha256(name).hexdigest() for name in (b"one", b"as the swarm knows it"))
 
 
 def configured(endpoint: str = "", node: str = "alpha") -> NodeConfig:
-    return load_config(None, {"tasks": [{"dataset": "gcd"}], "node": {"id": node}, "tracing": {"otlp_endpoint": endpoint}})
+    if endpoint:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
+    return load_config(None, {"tasks": [{"dataset": "gcd"}], "node": {"id": node}})
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +37,7 @@ def _no_variables_and_no_sink_after(monkeypatch: pytest.MonkeyPatch) -> Iterator
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     yield
+    os.environ.pop("OTEL_EXPORTER_OTLP_ENDPOINT", None)
     spans.send_to(None)
 
 
@@ -101,7 +104,7 @@ def test_a_dead_endpoint_costs_a_service_nothing(hangs: bool) -> None:
         sink.close()
         assert time.monotonic() - closing < 10
     assert each_s < 0.005 and slowest < 0.2, f"{1e6 * each_s:.0f} us a span, the slowest {1e3 * slowest:.1f} ms"
-    assert len(told) <= 1 and all(sentence.startswith(f"{url}/v1/traces did not take ") for sentence in told)
+    assert len(told) <= 1 and all(sentence.startswith(f"{url} did not take ") for sentence in told)
     if not hangs:
         deadline = time.monotonic() + 30
         while not told and time.monotonic() < deadline:
@@ -204,15 +207,12 @@ def test_an_endpoint_that_answers_a_byte_at_a_time_is_told(monkeypatch: pytest.M
             time.sleep(0.05)
         over.set()
         sink.close()
-    assert told == [f"{url}/v1/traces has been answering for more than 0.3 s"]
+    assert told == [f"{url} has been answering for more than 0.3 s"]
 
 
 @pytest.mark.slow
-def test_what_is_secret_in_an_address_is_in_no_log_and_not_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_secret_in_an_address_is_in_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    with pytest.raises(ConfigError, match="put keys into OTEL_EXPORTER_OTLP_HEADERS") as said:
-        configured("https://me:hidden@127.0.0.1:4318")
-    assert "hidden" not in str(said.value)
     where = closed_port().removeprefix("http://")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://me:hidden@{where}/v1/traces?key=hidden")
     told = list[str]()
@@ -234,22 +234,15 @@ def test_without_an_endpoint_nothing_is_made_and_nothing_listens(monkeypatch: py
     assert not spans.wanted()
 
 
-def test_a_missing_extra_is_named_with_its_command_where_the_setting_asks_and_is_a_warning_where_a_variable_does(
+def test_a_missing_extra_is_a_warning_that_names_its_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The packages are here, so looking for them is replaced."""
     monkeypatch.setattr(spans, "find_spec", lambda name: None if name.startswith("opentelemetry") else pytest.fail(name))
     sentence = "which are not installed: pip install 'swarm-rl[otel]'"
-    with pytest.raises(FatalError) as said:
-        open_spans(configured("http://collector:4318"), "trainer", structlog.get_logger())
-    assert sentence in str(said.value) and "tracing.otlp_endpoint" in str(said.value)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
-    assert "OTEL_EXPORTER_OTLP_ENDPOINT needs the packages" in tracing_problems(configured(), os.environ)[0]
+    (told,) = tracing_warnings(os.environ)
+    assert told.startswith("OTEL_EXPORTER_OTLP_ENDPOINT needs the packages") and sentence in told
     with structlog.testing.capture_logs() as logged:
         assert open_spans(configured(), "trainer", structlog.get_logger()) is None
     assert [event["event"] for event in logged] == ["spans_not_sent"]
-
-
-def test_an_endpoint_is_a_url() -> None:
-    with pytest.raises(ConfigError, match="otlp_endpoint"):
-        configured("collector:4318")
