@@ -51,6 +51,11 @@ PAROLE = LIMIT / 2
 HALF_LIFE_S = 600.0
 """Suspicion halves in this time even if no group arrives."""
 
+FIRST_S = 60.0
+LONGEST_S = 3600.0
+"""Of a quarantine. Each one doubles the next, which has the first length again after a quiet hour.
+"""
+
 MAX_KEYS = 10_000
 MAX_EVENTS = 10_000
 """Most events kept while the node plane is unreachable; older ones then count at this replica
@@ -80,6 +85,22 @@ class _Record:
     updated_s: float = 0.0
     accepted: int = 0
     refused: Counter[Offence] = field(default_factory=Counter)
+    quarantined_until_s: float = 0.0
+    quarantine_s: float = 0.0
+    """End (Unix time) and length of the last quarantine; zeros if there was none."""
+
+    def quarantine(self, now_s: float) -> float:
+        """Quarantine the key from now on. Returns for how many seconds."""
+        repeated = self.quarantine_s and self.quarantined_until_s > now_s - LONGEST_S
+        self.quarantine_s = min(LONGEST_S, 2 * self.quarantine_s) if repeated else FIRST_S
+        self.quarantined_until_s = now_s + self.quarantine_s
+        return self.quarantine_s
+
+    def remaining_s(self, now_s: float) -> float:
+        """Remaining seconds of the quarantine. A clock that is set back does not prolong it beyond
+        its length.
+        """
+        return min(self.quarantine_s, max(0.0, self.quarantined_until_s - now_s))
 
     def decayed(self, now_s: float) -> float:
         return float(self.suspicion * 0.5 ** (max(0.0, now_s - self.updated_s) / HALF_LIFE_S))
@@ -92,7 +113,6 @@ class Reputation:
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
-        self._quarantine = Quarantine()
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def blame(self, public_key: str, name: str, reason: Offence, now_s: float, part: float = 1.0) -> float:
@@ -121,11 +141,12 @@ class Reputation:
         if offence is not Refusal.SCORING_COST and record.suspicion <= LIMIT:
             return 0.0
         record.suspicion = min(record.suspicion, PAROLE)
-        return self._quarantine.strike(event.public_key, event.at_s)
+        return record.quarantine(event.at_s)
 
     def remaining_s(self, public_key: str, now_s: float) -> float:
         """Remaining seconds of the key's quarantine; 0 if there is none."""
-        return self._quarantine.remaining_s(public_key, now_s)
+        record = self._records.get(public_key)
+        return record.remaining_s(now_s) if record else 0.0
 
     def accepted(self, public_key: str) -> int:
         record = self._records.get(public_key)
@@ -136,7 +157,7 @@ class Reputation:
         return record.decayed(now_s) if record else 0.0
 
     def quarantined(self, now_s: float) -> int:
-        return self._quarantine.count(now_s)
+        return sum(record.quarantined_until_s > now_s for record in self._records.values())
 
     def take_events(self) -> list[Event]:
         """The events since the last call, for the common state."""
@@ -157,8 +178,10 @@ class Reputation:
             adopted.add(each.public_key)
             refused = {_OFFENCES[reason]: count for reason, count in each.refused.items() if reason in _OFFENCES}
             self._records.pop(each.public_key, None)
-            self._records[each.public_key] = _Record(each.name, each.suspicion, each.updated_at, each.accepted, Counter(refused))
-            self._quarantine.restore(each.public_key, each.quarantined_until, each.quarantine_s)
+            terms = each.quarantined_until, min(each.quarantine_s, LONGEST_S)
+            self._records[each.public_key] = _Record(
+                each.name, each.suspicion, each.updated_at, each.accepted, Counter(refused), *terms
+            )
         self._forget_oldest()
         for event in events:
             if event.public_key in adopted:  # otherwise this replica's own record contains it
@@ -185,7 +208,7 @@ class Reputation:
             suspicion=round(record.decayed(now_s), 3),
             accepted=record.accepted,
             refused={reason.value: number for reason, number in sorted(record.refused.items(), key=lambda each: each[0].value)},
-            quarantined_s=round(self.remaining_s(key, now_s), 1),
+            quarantined_s=round(record.remaining_s(now_s), 1),
         )
 
     def _move(self, public_key: str, name: str, weight: float, now_s: float) -> _Record:
@@ -203,7 +226,6 @@ class Reputation:
 
     def _kept(self, public_key: str) -> KeyReputation:
         record = self._records[public_key]
-        until_s, length_s = self._quarantine.term(public_key)
         return KeyReputation(
             public_key=public_key,
             name=record.name,
@@ -211,52 +233,9 @@ class Reputation:
             updated_at=record.updated_s,
             accepted=record.accepted,
             refused={offence.value: count for offence, count in record.refused.items()},
-            quarantined_until=until_s,
-            quarantine_s=length_s,
+            quarantined_until=record.quarantined_until_s,
+            quarantine_s=record.quarantine_s,
         )
-
-
-FIRST_S = 60.0
-LONGEST_S = 3600.0
-MAX_QUARANTINED = 10_000
-
-
-class Quarantine:
-    """Which keys are quarantined, and for how long. Each strike doubles the duration, which returns
-    to the first length after a quiet hour.
-    """
-
-    def __init__(self) -> None:
-        self._senders: dict[str, tuple[float, float]] = {}
-
-    def strike(self, sender: str, now_s: float) -> float:
-        """Quarantine `sender` from now on. Returns the duration in seconds."""
-        until_s, length_s = self._senders.pop(sender, (0.0, 0.0))
-        repeated = until_s > now_s - LONGEST_S
-        length_s = min(LONGEST_S, 2 * length_s) if repeated and length_s else FIRST_S
-        self._senders[sender] = (now_s + length_s, length_s)
-        if len(self._senders) > MAX_QUARANTINED:
-            del self._senders[next(iter(self._senders))]
-        return length_s
-
-    def remaining_s(self, sender: str, now_s: float) -> float:
-        """Remaining seconds of `sender`'s quarantine; 0 if there is none. A clock that is set back
-        does not prolong it beyond its length.
-        """
-        until_s, length_s = self._senders.get(sender, (0.0, 0.0))
-        return min(length_s, max(0.0, until_s - now_s))
-
-    def term(self, sender: str) -> tuple[float, float]:
-        """The end (Unix time) and length of `sender`'s last quarantine; zeros if there was none."""
-        return self._senders.get(sender, (0.0, 0.0))
-
-    def restore(self, sender: str, until_s: float, length_s: float) -> None:
-        self._senders.pop(sender, None)
-        if length_s > 0:
-            self._senders[sender] = (until_s, min(length_s, LONGEST_S))
-
-    def count(self, now_s: float) -> int:
-        return sum(until_s > now_s for until_s, _ in self._senders.values())
 
 
 ESTABLISHED = 1.0

@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import shutil
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,8 +40,7 @@ from shared.policy_store.files import cause_of, remove_old_downloads, sha256_of
 # identical and every element is at the same position. A tensor is split into blocks of at most
 # `_BLOCK` elements; a block without a change is omitted. Applying is exact, and deltas compose:
 # all deltas of a chain, applied to its first file, give the last one. A delta applied twice
-# cancels itself. Whoever applies one must therefore check the sha256 of the result; `damaged`
-# then says which tensors are wrong.
+# cancels itself. Whoever applies one must therefore check the sha256 of the result.
 #
 # One step at learning rate 1e-6 in bfloat16 changes one or two weights of a hundred. A block then
 # stores the distance from one changed element to the next (one byte each, 255 for "none within
@@ -82,20 +80,11 @@ class _Block(msgspec.Struct, frozen=True, array_like=True):
     lengths: list[int]
 
 
-class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    offset: int
-    size_bytes: int
-    crc32: int
-    """Checksum of the block's contents after applying the delta."""
-
-
 class _Header(msgspec.Struct, frozen=True):
     base: str
     makes: str
     size_bytes: int
     blocks: list[_Block]
-    tensors: list[_Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +114,6 @@ def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> Delta
         raise DeltaError(f"{target.name} has different tensors from {base.name}: no delta is possible")
     with ThreadPoolExecutor() as pool:
         digest = pool.submit(lambda: hashlib.sha256(new.data).hexdigest())
-        sums = [pool.submit(zlib.crc32, new[offset : offset + size].data) for _, offset, size, _ in tensors]
         parts = [pool.submit(_packed, old, new, *block) for block in _cut(tensors)]
         packed = [found for part in parts if (found := part.result()) is not None]
         header = _Header(
@@ -133,7 +121,6 @@ def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> Delta
             makes=digest.result(),
             size_bytes=new.size,
             blocks=[block for block, _ in packed],
-            tensors=[_Tensor(name, offset, size, crc.result()) for (name, offset, size, _), crc in zip(tensors, sums, strict=True)],
         )
     head = msgspec.msgpack.encode(header)
     with file.open("wb") as stream:
@@ -187,14 +174,6 @@ class Delta:
             for done in work:
                 done.result()
 
-    def damaged(self, contents: Bytes) -> list[str]:
-        """Names of the tensors that differ from what the delta makes."""
-        return [
-            tensor.name
-            for tensor in self._header.tensors
-            if zlib.crc32(contents[tensor.offset : tensor.offset + tensor.size_bytes].data) != tensor.crc32
-        ]
-
 
 def _mapped(file: Path) -> Bytes:
     with file.open("rb") as stream:
@@ -204,9 +183,9 @@ def _mapped(file: Path) -> Bytes:
             raise DeltaError(f"{file.name} is empty") from None
 
 
-def _layout(contents: Bytes) -> tuple[int, list[tuple[str, int, int, int]]]:
-    """The offset at which the data of a safetensors file begins; and name, offset in the file,
-    bytes and element width of each tensor.
+def _layout(contents: Bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """The offset at which the data of a safetensors file begins; and offset in the file, bytes and
+    element width of each tensor.
     """
     length = int.from_bytes(contents[:8].tobytes(), "little")
     if contents.size < 8 or not 0 < length <= min(_LONGEST_HEADER, contents.size - 8):
@@ -215,26 +194,21 @@ def _layout(contents: Bytes) -> tuple[int, list[tuple[str, int, int, int]]]:
     try:
         entries: dict[str, Any] = json.loads(contents[8:start].tobytes())
         tensors = [
-            (
-                name,
-                start + entry["data_offsets"][0],
-                entry["data_offsets"][1] - entry["data_offsets"][0],
-                _WIDTHS.get(entry["dtype"], 1),
-            )
+            (start + entry["data_offsets"][0], entry["data_offsets"][1] - entry["data_offsets"][0], _WIDTHS.get(entry["dtype"], 1))
             for name, entry in entries.items()
             if name != "__metadata__"
         ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise DeltaError("no safetensors file") from None
-    if any(offset < start or size < 0 or offset + size > contents.size or size % width for _, offset, size, width in tensors):
+    if any(offset < start or size < 0 or offset + size > contents.size or size % width for offset, size, width in tensors):
         raise DeltaError("no safetensors file")
-    if sum(size for _, _, size, _ in tensors) != contents.size - start:
+    if sum(size for _, size, _ in tensors) != contents.size - start:
         raise DeltaError("a safetensors file with bytes of no tensor")
     return start, tensors
 
 
-def _cut(tensors: list[tuple[str, int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    for _, offset, size, width in tensors:
+def _cut(tensors: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    for offset, size, width in tensors:
         elements = size // width
         for first in range(0, elements, _BLOCK):
             yield offset + first * width, min(_BLOCK, elements - first), width
@@ -505,11 +479,5 @@ def _apply(base: Path, base_sha256: str, deltas: Sequence[Path], sha256: str, ta
             delta.apply(contents)
             base_sha256 = delta.info.makes
         if (found := hashlib.sha256(contents.data).hexdigest()) != sha256:
-            wrong = delta.damaged(contents)
-            which = (
-                f"{len(wrong)} tensors are wrong, {wrong[0]} for one"
-                if wrong
-                else "all tensors are right, the bytes around them are not"
-            )
-            raise DeltaError(f"sha256 mismatch (expected {sha256[:12]}.., got {found[:12]}..): {which}")
+            raise DeltaError(f"sha256 mismatch (expected {sha256[:12]}.., got {found[:12]}..)")
         os.replace(draft, target)  # not synced: after a power cut the hash check fails, and it is built again

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.verifier.border import Border, BorderRules, Candidate, without_tokens
 from services.verifier.copies import GroupPrint, ReplayMemory
 from services.verifier.refusals import Refusal, Refused
-from services.verifier.reputation import AGAIN_S, FIRST_S, GRACE_S, TRIES, Quarantine
+from services.verifier.reputation import AGAIN_S, FIRST_S, GRACE_S, TRIES
 from services.verifier.sharing import is_shared, sign
 from services.verifier.trust import KnownKeys
 from shared.config import NodeConfig, TaskSpec
@@ -298,15 +298,6 @@ def test_a_group_that_was_refused_is_not_scored_again_whoever_sends_it_again(tmp
     again = gate.examine(SUBJECT, signed(group()), NOW_S + FIRST_S + 1)
     assert isinstance(again, Refused)
     assert (again.reason, again.blamed) == (Refusal.REPLAYED, None)
-
-
-def test_quarantine_doubles_with_each_strike() -> None:
-    quarantine = Quarantine()
-    quarantine.strike("beta", 0.0)
-    assert quarantine.remaining_s("beta", 10.0) == FIRST_S - 10
-    quarantine.strike("beta", 100.0)
-    assert quarantine.remaining_s("beta", 100.0) == 2 * FIRST_S
-    assert quarantine.remaining_s("gamma", 100.0) == 0.0
 
 
 def test_accept_same_wants_the_same_config_and_any_takes_all(tmp_path: Path) -> None:

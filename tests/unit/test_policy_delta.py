@@ -81,14 +81,8 @@ def test_a_delta_makes_the_very_bytes_and_taken_twice_takes_itself_back(
     contents = np.fromfile(base, np.uint8)
     delta.apply(contents)
     assert contents.tobytes() == target.read_bytes()
-    assert delta.damaged(contents) == []
     delta.apply(contents)
     assert contents.tobytes() == base.read_bytes()
-    assert set(delta.damaged(contents)) == {name for name in new if not torch.equal(bits(old[name]), bits(new[name]))}
-
-
-def bits(value: Tensor) -> Tensor:
-    return value.to(torch.uint8) if value.dtype == torch.bool else value.view(torch.uint8)
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=300, unique=True))

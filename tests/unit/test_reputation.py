@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.verifier.border import Border, Candidate
 from services.verifier.refusals import BLAME, Refusal, Refused
-from services.verifier.reputation import FIRST_S, HALF_LIFE_S, LIMIT, LONGEST_S, MAX_KEYS, PAROLE, Quarantine, Reputation
+from services.verifier.reputation import FIRST_S, HALF_LIFE_S, LIMIT, LONGEST_S, MAX_KEYS, PAROLE, Reputation
 from services.verifier.sharing import sign
 from shared.contracts import subjects
 from shared.contracts.codec import encode
@@ -186,14 +186,16 @@ def test_the_worst_come_first_the_good_never_and_memory_is_bounded() -> None:
 
 
 def test_quarantine_doubles_up_to_an_hour_and_starts_anew_after_a_quiet_one() -> None:
-    quarantine, now_s, terms = Quarantine(), 0.0, []
+    reputation, now_s, terms = Reputation(), 0.0, []
     for _ in range(8):
-        terms.append(quarantine.strike("UK", now_s))
+        terms.append(reputation.blame("UK", "beta", Refusal.SCORING_COST, now_s))
+        assert reputation.remaining_s("UK", now_s + 10.0) == terms[-1] - 10.0
+        assert (reputation.remaining_s("another", now_s), reputation.quarantined(now_s)) == (0.0, 1)
         now_s += terms[-1]
     assert terms == [60, 120, 240, 480, 960, 1920, 3600, 3600]
-    assert quarantine.remaining_s("UK", now_s) == 0.0
-    assert quarantine.strike("UK", now_s + LONGEST_S) == FIRST_S
-    assert quarantine.remaining_s("UK", 0.0) <= FIRST_S, "a clock set back keeps nobody out for longer than his term"
+    assert (reputation.remaining_s("UK", now_s), reputation.quarantined(now_s)) == (0.0, 0)
+    assert reputation.blame("UK", "beta", Refusal.SCORING_COST, now_s + LONGEST_S) == FIRST_S
+    assert reputation.remaining_s("UK", 0.0) <= FIRST_S, "a clock set back keeps nobody out for longer than his term"
 
 
 def test_an_envelope_for_another_domain_is_a_forgery(tmp_path: Path) -> None:
