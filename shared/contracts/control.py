@@ -228,28 +228,6 @@ class IntakeCursor(Message, frozen=True, kw_only=True):
     position: Count
 
 
-class PolicyChunks(Message, frozen=True, kw_only=True):
-    """Where a policy is in its node's stream: its chunks are among the messages `first..last`."""
-
-    version: Count
-    first: Count
-    last: Count
-
-    @property
-    def positions(self) -> range:
-        """All positions from the first chunk to the last; chunks of other policies may lie in
-        between.
-        """
-        return range(self.first, self.last + 1)
-
-
-class PolicyCatalogue(Message, frozen=True, kw_only=True):
-    """All policies in a node's stream."""
-
-    schema: SchemaVersion = 1
-    policies: list[PolicyChunks]
-
-
 class NodeRecord(Message, frozen=True, kw_only=True):
     """A node's entry in the swarm's directory (`swarm_nodes`)."""
 

@@ -164,8 +164,3 @@ def node_policies_stream(node: str) -> str:
 def node_policies(node: str) -> str:
     """Chunks of a node's policies."""
     return f"node.{node}.policies"
-
-
-def node_policies_catalogue(node: str) -> str:
-    """Subject of the list of stored policies and their positions."""
-    return f"node.{node}.policies.catalogue"

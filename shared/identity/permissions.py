@@ -146,13 +146,10 @@ def _trainer(node: str) -> _Needs:
     return _Needs(
         publish=(
             subjects.node_policies(node),
-            subjects.node_policies_catalogue(node),
             *_purging(batches),
             f"$JS.API.STREAM.PURGE.{_chunks(batches)}",
+            # Not the stream's creation: whoever may create one may let it republish to any subject.
             *_purging(policies),
-            # Not the creation of the stream: whoever may create one may let it republish to any
-            # subject.
-            _dropping(policies),
         ),
         keys=(subjects.POLICY_KEY, subjects.TRAINER_KEY, FINDINGS_KEY),
         reads=(*_with_chunks(batches), policies),

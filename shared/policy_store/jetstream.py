@@ -1,12 +1,10 @@
 """`nats://`: policies as chunks in a stream of the node plane, for trainers and generators without
 a shared volume.
 
-Each chunk is one message whose headers name its publication and its position in it. After the
-chunks, a catalogue of all stored policies is published on a second subject of the stream; a
-restarted trainer needs only its newest message to prune. The pointer's uri names the first and last
-position of the chunks: `nats://<stream>/<publication>?first=12&last=139`. They are read by batched
-direct get of positions, in parallel with hashing and writing (nats-py's object store took 40 times
-as long).
+Each chunk is one message whose headers name its publication and its position in it. The pointer's
+uri names the first and last position of the chunks:
+`nats://<stream>/<publication>?first=12&last=139`. They are read by batched direct get of positions,
+in parallel with hashing and writing (nats-py's object store took 40 times as long).
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from urllib.parse import urlsplit
 
 from shared.atomic_files import draft_in
 from shared.cancelling import cancel_and_wait
-from shared.contracts.codec import decode, encode
-from shared.contracts.control import PolicyCatalogue, PolicyChunks, PolicyFile, PolicyPointer
+from shared.contracts.codec import decode
+from shared.contracts.control import PolicyFile, PolicyPointer
 from shared.contracts.streams import look_for_streams
-from shared.contracts.subjects import node_policies, node_policies_catalogue, node_policies_stream
+from shared.contracts.subjects import POLICY_KEY, node_bucket, node_policies, node_policies_stream
 from shared.contracts.wire import MessageError
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, StorePlace, policy_label, wrong_hash, wrong_size
 from shared.policy_store.chain import ChainStore
@@ -50,7 +48,7 @@ def policies_stream(node: str, *, replicas: int = 1) -> StreamSpec:
     """The stream of a node's policies."""
     return StreamSpec(
         name=node_policies_stream(node),
-        subjects=(node_policies(node), node_policies_catalogue(node)),
+        subjects=(node_policies(node),),
         max_msg_bytes=CHUNK_BYTES,
         replicas=replicas,
         description=f"Policies of {node} in chunks",
@@ -80,20 +78,20 @@ class JetStreamStore:
         self._node = node
         self._stream = node_policies_stream(node)
         self._chunks = node_policies(node)
-        self._catalogue = node_policies_catalogue(node)
         self._replicas = replicas
         self._create = create
         self._ensured = False
+        self._first: dict[int, int] = {}
+        """Position of the first chunk of each version that this process published and keeps."""
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """Publish the chunks, then the catalogue; see `PolicyStore.publish`."""
+        """Publish the chunks; see `PolicyStore.publish`."""
         label = policy_label(self._node, version)
         publication = secrets.token_hex(8)
         try:
             await self._ensure_stream()
             size_bytes, sha256, positions = await self._send(weights_file, publication)
-            entries = [*await self._entries(), PolicyChunks(version=version, first=min(positions), last=max(positions))]
-            await self._write_catalogue(entries)
+            self._first[version] = min(positions)
         except OSError as error:
             raise PolicyStoreError(f"{label}: not published: {error}: was {weights_file} deleted while being published?") from error
         except TransportError as error:
@@ -128,22 +126,26 @@ class JetStreamStore:
         return target
 
     async def prune(self, keep: Collection[int]) -> None:
+        """Delete everything before the oldest policy that is needed: of those in `keep`, as far as
+        this process has published them, and of those that the announced one is built from.
+        """
         try:
-            entries = await self._entries()
-            kept = [entry for entry in entries if entry.version in keep]
-            if len(kept) == len(entries):
-                return
-            # The catalogue is written first: a version that it does not list is never looked for,
-            # and one that it lists must be complete.
-            newest = await self._write_catalogue(kept)
-            first_kept = min((entry.first for entry in kept), default=newest)
-            await self._transport.purge(self._stream, first_kept - 1)
-            needed = {position for entry in kept for position in entry.positions}
-            gone = {position for entry in entries for position in entry.positions if position > first_kept} - needed
-            for position in sorted(gone):
-                await self._transport.delete(self._stream, position)
-        except TransportError as error:
+            announced = await self._announced()
+            first = [position for version, position in self._first.items() if version in keep]
+            first += [int(match[3]) for uri in announced if (match := _URI.fullmatch(uri))]
+            if first:
+                await self._transport.purge(self._stream, min(first) - 1)
+        except (TransportError, MessageError) as error:
             raise PolicyStoreError(f"old policies of {self._node} not pruned: {error}: the next prune will") from error
+        self._first = {version: position for version, position in self._first.items() if version in keep}
+
+    async def _announced(self) -> tuple[str, ...]:
+        """The uris of the announced policy and of its anchor; none before the first."""
+        entry = await self._transport.kv.get(node_bucket(self._node), POLICY_KEY)
+        if entry is None:
+            return ()
+        pointer = decode(entry.value, PolicyPointer)
+        return (pointer.uri, pointer.anchor.uri) if pointer.anchor is not None else (pointer.uri,)
 
     async def _ensure_stream(self) -> None:
         if not self._ensured:
@@ -178,26 +180,6 @@ class JetStreamStore:
         headers = {_PUBLICATION: publication, _INDEX: str(index)}
         ack = await self._transport.publish(
             self._chunks, chunk, stream=self._stream, message_id=message_id, headers=headers, timeout_s=_TIMEOUT_S
-        )
-        return ack.seq
-
-    async def _entries(self) -> list[PolicyChunks]:
-        newest = await self._transport.last(self._stream, self._catalogue)
-        if newest is None:
-            return []
-        try:
-            return decode(await self._transport.payload(newest), PolicyCatalogue).policies
-        except MessageError as error:
-            raise PolicyStoreError(
-                f"catalogue in {self._stream} is unreadable ({error}): delete the stream; it is created again"
-            ) from None
-
-    async def _write_catalogue(self, entries: list[PolicyChunks]) -> int:
-        ack = await self._transport.publish(
-            self._catalogue,
-            encode(PolicyCatalogue(policies=entries)),
-            stream=self._stream,
-            message_id=f"catalogue-{secrets.token_hex(8)}",
         )
         return ack.seq
 

@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyPointer
+from shared.contracts.streams import ensure_node_bucket
 from shared.contracts.subjects import node_policies_stream
 from shared.policy_store import PolicyStore, StoredPolicy, open_policy_store
-from shared.transport.base import Transport
+from shared.transport.base import Lowering, Transport
 from shared.transport.connect import connect
 
 KINDS = ["file", "nats"]
@@ -77,6 +78,8 @@ def pointer(stored: StoredPolicy, version: int) -> PolicyPointer:
 async def swarm(kind: str, folder: Path, nats_url: str, anchor_every: int = 5) -> AsyncIterator[Swarm]:
     node = f"c{secrets.token_hex(4)}"
     transport = None if kind == "file" else await connect(nats_url, name=node)
+    if transport is not None:
+        await ensure_node_bucket(transport, node, 1, Lowering.KEEP)
     try:
         yield Swarm(kind, folder, transport, node, anchor_every)
     finally:

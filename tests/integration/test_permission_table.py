@@ -32,7 +32,7 @@ NODE_TABLE = """\
 | `NODE_<ID>_DEAD` | info | publish, get, info | info | info |
 | `NODE_<ID>_DEAD_BLOBS` | | publish, get, info, delete | | |
 | `NODE_<ID>_NAME` | publish, get, info | publish, get, info | publish, get, info | publish, get, info |
-| `NODE_<ID>_POLICIES` | get, info | | | publish, get, info, purge, delete |
+| `NODE_<ID>_POLICIES` | get, info | | | publish, get, info, purge |
 | `NODE_<ID>_POLICIES_BLOBS` | | | | info |
 | bucket `node_<id>` | get, info | get, info | get, info | get, info |
 | key `eval` | put | | watch | |
@@ -63,7 +63,7 @@ SUBJECTS = {
         for suffix, chunks in (("", ""), ("_BLOBS", "blob."))
     },
     "NODE_<ID>_NAME": ["node.<id>.name"],
-    "NODE_<ID>_POLICIES": ["node.<id>.policies", "node.<id>.policies.catalogue"],
+    "NODE_<ID>_POLICIES": ["node.<id>.policies"],
     "SWARM_ROLLOUTS": ["swarm.rollouts.v3.<id>"],
     "SWARM_ROLLOUTS_BLOBS": ["blob.swarm.rollouts.v3.<id>"],
     "SWARM_EVALS": ["swarm.evals.v1.<id>"],
