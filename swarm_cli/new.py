@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from shared.config.model_section import ModelSection
 
 REWARD_FILE = "rewards.py"
-SMALL_MODEL, SMALL_MODEL_RATE, USUAL_RATE, ADAPTER_FACTOR = 200_000_000, 1e-5, 1e-6, 10
-"""Learning rates of all weights: SmolLM2-135M learns with the first (docs/results.md), pretrained
+SMALL_MODEL, SMALL_MODEL_RATE, USUAL_RATE, ADAPTER_FACTOR = 300_000_000, 1e-5, 1e-6, 10
+"""Learning rates of all weights: SmolLM2-135M and Gemma 3 270M learn with the first, pretrained
 models of usual sizes with the second; adapters take ten times that.
 """
 RANK = 16
@@ -64,6 +64,10 @@ def accuracy(completions, answer, **columns):
     """1 for each completion with the row's answer, else 0; None: does not apply."""
     return [float(found(text) == found(str(right))) for text, right in zip(completions, answer)]
 '''
+_REWARD_IN_USE = _REWARD.replace(
+    'Rewards of your own. To use this one, put `reward = "{file}:accuracy"` into {config} in the place\nof `verifier`.',
+    "The reward that {config} names.",
+)
 STUBS = {
     "final_number": (
         "The last number in a text",
@@ -82,18 +86,25 @@ STUBS = {
     ),
 }
 """What the reward of `swarm new` looks for, by the verifier that suits the rows."""
+_ASKED, _ANSWERED = "Question:", "Answer:"
+"""How a model without a chat template is asked. Such a model goes on after its answer, with the
+next question.
+"""
+_CUT = f'text = text.partition("{_ASKED}")[0]  # the model may go on with a question of its own'
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """What a file of questions is like. verifier: which can score it; the lengths are in characters
-    of its longest questions and reference answers but for one in twenty.
+    of its longest questions and reference answers but for one in twenty. column: the one whose
+    texts are the questions; empty if they are messages, or more than a column's text.
     """
 
     questions: int
     verifier: str
     question_chars: int
     answer_chars: int
+    column: str = ""
 
 
 def new(
@@ -123,14 +134,23 @@ def new(
     path = str(Path(model).absolute()) if Path(model).is_dir() else model
     columns = {name: column for name, column in (("question", question), ("answer", answer)) if column}
     rows = read_rows(data, columns)
-    section, context_tokens = _fitting(ModelSection(path=path, revision=revision), PROMPTS[rows.verifier])
-    lines = chosen(section, rows, context_tokens, {"path": str(data.absolute()), **columns})
+    section, context_tokens, talks = _fitting(ModelSection(path=path, revision=revision), PROMPTS[rows.verifier])
+    reward_line = f"{REWARD_FILE}:accuracy"
+    scored = ("verifier", rows.verifier, f'or of your own: reward = "{reward_line}"')
+    if not talks:
+        scored = ("reward", reward_line, "a model without a chat template goes on after its answer, which this cuts off")
+        if rows.column:
+            columns["question"] = f"{_ASKED} {{{rows.column}}}\n{_ANSWERED}"
+    lines = [*chosen(section, rows, context_tokens, {"path": str(data.absolute()), **columns}), scored]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PROJECT_FILE).write_text(_toml(lines))
         which, *code = STUBS[rows.verifier]
-        reward = _REWARD.format(file=REWARD_FILE, config=PROJECT_FILE, which=which, code="\n    ".join(code))
-        (folder / REWARD_FILE).write_text(reward if "re." in code[0] else reward.replace("import re\n\n\n", "\n"))
+        code = [*([] if talks else [_CUT]), *code]
+        reward = (_REWARD if talks else _REWARD_IN_USE).format(
+            file=REWARD_FILE, config=PROJECT_FILE, which=which, code="\n    ".join(code)
+        )
+        (folder / REWARD_FILE).write_text(reward if "re." in reward else reward.replace("import re\n\n\n", "\n"))
     except OSError as error:
         raise CommandError(f"{name}: cannot be written ({error_text(error)}): choose another folder") from None
     note(f"wrote {folder / PROJECT_FILE} and {folder / REWARD_FILE}")
@@ -157,7 +177,10 @@ def read_rows(data: Path, columns: Mapping[str, str]) -> Rows:
         raise CommandError(str(error)) from None
     step = max(1, len(rows) // _LOOKED_AT)
     seen = [rows.row(index) for index in range(0, len(rows), step)]
-    return Rows(rows.distinct_questions(), verifier, *(_most(len(each[part]) for each in seen) for part in (0, 1)))
+    column = columns.get("question", "") or rows.columns.get("question", "question")
+    plain = "{" not in column and not any(row[0].startswith("\0") for row in seen)  # messages do (`prompt_text`)
+    question_chars, answer_chars = (_most(len(each[part]) for each in seen) for part in (0, 1))
+    return Rows(rows.distinct_questions(), verifier, question_chars, answer_chars, column if plain else "")
 
 
 def _verifier(spec: TaskSpec, size: int) -> str:
@@ -181,9 +204,9 @@ def _most(lengths: Any) -> int:
     return int(ordered[math.ceil(len(ordered) * 0.95) - 1])
 
 
-def _fitting(model: ModelSection, system_prompt: str) -> tuple[ModelSection, int]:
+def _fitting(model: ModelSection, system_prompt: str) -> tuple[ModelSection, int, bool]:
     """The model with the system prompt, or without one if it has no place for it; its context in
-    tokens. Raises CommandError if the model cannot be used.
+    tokens; and whether it has a chat template. Raises CommandError if the model cannot be used.
     """
     from swarm_cli.model.facts import read_facts
 
@@ -191,9 +214,9 @@ def _fitting(model: ModelSection, system_prompt: str) -> tuple[ModelSection, int
     if facts.problems:
         raise CommandError("\n".join(facts.problems))
     if not facts.has_chat_template:
-        return model, facts.context_tokens
+        return model, facts.context_tokens, False
     prompted = model.model_copy(update={"system_prompt": system_prompt})
-    return (model if read_facts(prompted)().problems else prompted), facts.context_tokens
+    return (model if read_facts(prompted)().problems else prompted), facts.context_tokens, True
 
 
 def chosen(model: ModelSection, rows: Rows, context_tokens: int, source: Mapping[str, str]) -> list[tuple[str, Any, str]]:
@@ -246,8 +269,7 @@ def chosen(model: ModelSection, rows: Rows, context_tokens: int, source: Mapping
         lines.append(("trainer.lora.rank", rank, f"adapters, since all weights need too much memory{need}"))
         lines.append(("trainer.learning_rate", rate * ADAPTER_FACTOR, "of adapters"))
     lines.append(("trainer.token_budget", budget, "padded tokens of a pass; less saves memory, with the same result"))
-    lines += [(key, value, "") for key, value in source.items()]
-    return [*lines, ("verifier", rows.verifier, f'or of your own: reward = "{REWARD_FILE}:accuracy"')]
+    return [*lines, *((key, value, "") for key, value in source.items())]
 
 
 def _toml(lines: Sequence[tuple[str, Any, str]]) -> str:

@@ -68,8 +68,9 @@ def risky_with_model(
         )
     if not has_chat_template:
         sentences.append(
-            f"model.path = {config.model.path}: its tokenizer has no chat template, so questions are sent as plain text. That is "
-            "right for a base model; a chat model answers badly: use its -Instruct folder, or add chat_template.jinja"
+            f"model.path = {config.model.path}: its tokenizer has no chat template, so the model goes on with the question's text. "
+            'For a base model, write how: question = "Question: {question}\\nAnswer:" in [[tasks]]. A chat model answers badly: '
+            "use its -Instruct folder, or add chat_template.jinja"
         )
     if undeclared_end:
         sentences.append(

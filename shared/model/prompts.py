@@ -23,7 +23,7 @@ def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt
     without a system message of its own.
 
     With a chat template: its messages and the assistant's opening. A base model without one gets
-    their texts and a line break, after the tokens with which its tokenizer begins a text.
+    their texts as they are, after the tokens with which its tokenizer begins a text.
 
     Raises:
         PromptError: the chat template cannot write this prompt as it is.
@@ -47,7 +47,7 @@ def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt
                 "something else: correct the template (chat_template.jinja), or remove it, so that questions are plain text"
             )
         return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    text = "\n\n".join([*([system_prompt] if system_prompt else []), *(each["content"] for each in messages)]) + "\n"
+    text = "\n\n".join([*([system_prompt] if system_prompt else []), *(each["content"] for each in messages)])
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     # Some tokenizers also append an end token, after which nothing would be left to answer.
     control = set(tokenizer.all_special_ids)

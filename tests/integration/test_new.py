@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -102,6 +104,23 @@ def test_a_folder_that_has_something_in_it_is_left_as_it_is(tmp_path: Path) -> N
     done = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", str(data))
     assert done.returncode != 0 and "not empty" in done.stderr
     assert (tmp_path / "mine" / "node.toml").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_a_model_without_a_chat_template_is_asked_in_a_form_and_its_answer_is_cut_off_where_it_asks_on(tmp_path: Path) -> None:
+    data = _questions(tmp_path / "rows.jsonl", [str(number) for number in range(60)])
+    base = tmp_path / "base"
+    shutil.copytree(MODEL, base)
+    (base / "chat_template.jinja").unlink()
+    done = _swarm(tmp_path, "new", "mine", "--model", str(base), "--data", str(data))
+    assert done.returncode == 0, done.stderr
+    (task,) = _written(tmp_path / "mine")["tasks"]
+    assert (task["question"], task["reward"]) == ("Question: {question}\nAnswer:", "rewards.py:accuracy")
+    checked = _swarm(tmp_path / "mine", "config", "check")
+    assert checked.returncode == 0, checked.stderr
+    rows = {"answer": ["7", "7", "7"]}
+    found = runpy.run_path(str(tmp_path / "mine" / "rewards.py"))["accuracy"]
+    assert found([" 3 + 4 = 7\n\nQuestion: 8?", " 8\nQuestion: 7?", "Question: 7"], **rows) == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.slow

@@ -631,7 +631,7 @@ def test_a_tokenizer_that_appends_its_end_token_ends_no_prompt_with_it(good: Pat
     assert (first, last) == (257, END_TOKEN_ID)
     for place in (folder, import_model(str(folder), tmp_path / "out")):
         tokenizer = load_tokenizer(ModelSection(path=str(place)))
-        prompt = [257, *tokenizer("2 + 2?\n", add_special_tokens=False)["input_ids"]]
+        prompt = [257, *tokenizer("2 + 2?", add_special_tokens=False)["input_ids"]]
         assert render_prompt(tokenizer, user_prompt("2 + 2?")) == prompt
         assert Learner(node_config(place, tmp_path)).rules.prompt_ids(user_prompt("2 + 2?")) == prompt
 

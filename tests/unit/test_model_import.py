@@ -291,7 +291,7 @@ def test_a_folder_that_holds_files_is_left_alone(tmp_path: Path) -> None:
 def test_without_a_chat_template_questions_are_plain_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = import_model(str(write_gguf(tmp_path / "tiny.gguf", template=None)), tmp_path / "out")
     tokenizer = load_tokenizer(ModelSection(path=str(folder), system_prompt="Be brief."))
-    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("2 + 2?"), "Be brief.")) == "Be brief.\n\n2 + 2?\n"
+    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("2 + 2?"), "Be brief.")) == "Be brief.\n\n2 + 2?"
     assert "none: questions are plain text" in capsys.readouterr().err
 
 

@@ -65,10 +65,10 @@ def test_a_prompt_is_the_chat_template_up_to_where_the_answer_starts(tokenizer: 
     assert "system" not in tokenizer.decode(render_prompt(tokenizer, user_prompt("What is 1 + 1?")))
 
 
-def test_a_tokenizer_without_a_chat_template_gets_the_question_and_a_line_break() -> None:
+def test_a_tokenizer_without_a_chat_template_gets_the_question_as_it_is() -> None:
     tokenizer = byte_tokenizer()
-    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("1 + 1?"))) == "1 + 1?\n"
-    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("1 + 1?"), "Be brief.")) == "Be brief.\n\n1 + 1?\n"
+    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("1 + 1?"))) == "1 + 1?"
+    assert tokenizer.decode(render_prompt(tokenizer, user_prompt("1 + 1?"), "Be brief.")) == "Be brief.\n\n1 + 1?"
 
 
 CONVERSATION = [
@@ -84,7 +84,7 @@ def test_messages_are_written_in_order_and_their_system_message_wins_over_the_no
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\nAnd 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     )
-    plain = "Be kind.\n\nWhat is 1 + 1?\n\n2\n\nAnd 2 + 2?\n"
+    plain = "Be kind.\n\nWhat is 1 + 1?\n\n2\n\nAnd 2 + 2?"
     assert byte_tokenizer().decode(render_prompt(byte_tokenizer(), CONVERSATION, "Be brief.")) == plain
 
 
