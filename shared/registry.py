@@ -310,7 +310,7 @@ DEFAULT_VERIFIER = "reasoning_gym"
 """Scores the tasks of a `[[tasks]]` entry without `verifier`, other than a file's."""
 SCORED_LOCALLY = frozenset({"simple_integration", "intermediate_integration"})
 """Datasets whose scorer there takes an answer that a stranger could have made to hide something
-(`shared.tasks.scorer_integral`). No group of another node is taken with it.
+(`shared.tasks.scorers.integral`). No group of another node is taken with it.
 """
 VERIFIERS = Registry(
     "verifier",

@@ -170,6 +170,7 @@ def audit(
 def _report(finding: Finding, as_json: bool, names: FileNames) -> bool:
     # Prints one dataset's result; True if a wrong answer got full marks, or no right one did.
     constant, mean = finding.best_constant()
+    no_right_paid = not finding.right_paid and finding.unanswered < finding.tasks
     paid = [
         {"index": ref.index, "kind": candidate.kind, "name": candidate.name, "answer": candidate.text}
         for ref, candidate, _ in finding.paid
@@ -178,16 +179,16 @@ def _report(finding: Finding, as_json: bool, names: FileNames) -> bool:
         counts = {"tasks": finding.tasks, "right_paid": finding.right_paid, "wrong": finding.wrong, "wrong_paid": paid}
         best = {"best_constant": constant, "best_constant_mean": round(mean, 4)}
         typer.echo(json.dumps({"dataset": finding.dataset, **counts, **best, "timeouts": finding.timeouts}))
-        return bool(paid) or not finding.right_paid
+        return bool(paid) or no_right_paid
     right, wrong = f"{finding.right_paid}/{finding.tasks}", f"{len(paid)}/{finding.wrong}"
     lost = f", timeouts {finding.timeouts}" if finding.timeouts else ""
     found = f"right answers paid {right}, wrong answers paid {wrong}, best constant {constant} {mean:.2f}{lost}"
     typer.echo(f"{names.shown(finding.dataset)}: {found}")
     for one in paid:
         typer.echo(f"  task {one['index']}, {one['kind']}, {one['name']}: {str(one['answer'])[:200]!r}")
-    if not finding.right_paid:
+    if no_right_paid:
         typer.echo("  no right answer is paid: `swarm task score` with one shows what the verifier does with it", err=True)
-    return bool(paid) or not finding.right_paid
+    return bool(paid) or no_right_paid
 
 
 def _run(jobs: list[ScoringJob], source: TaskSpec) -> list[JobResult]:

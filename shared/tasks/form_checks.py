@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from datetime import timedelta
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from shared.tasks.numerals import MAX_PLACES, decimal_places, read_number, rounds_from
 
-MAX_CODEIO_WORK = 4_000_000
-"""Largest product of the lengths of answer and reference in characters; more would keep the edit
-distance (pure Python) busy for seconds.
-"""
-MAX_CODEIO_NODES = 60
-"""Largest number of values in each of the two documents. The tree distance compares pairs of
-subtrees, so more would also take seconds.
+Check = Callable[[str, dict[str, Any]], bool]
+"""Tells whether an answer is right, or readable, as a whole, given reasoning-gym's raw entry. A
+ValueError counts as no.
 """
 
 _LADDER = re.compile(r"[A-Za-z]{1,40}(?:\s*,\s*[A-Za-z]{1,40})*")
@@ -93,20 +88,7 @@ def _plain_roles(entry: dict[str, Any]) -> list[str]:
     return [terms["knight"], terms["knave"]]
 
 
-def codeio_readable(answer: str, entry: dict[str, Any]) -> bool:
-    """Check whether the similarity of answer and reference can be computed quickly enough to give
-    partial credit.
-    """
-    if len(answer) * len(entry["answer"]) > MAX_CODEIO_WORK:
-        return same_text(answer, entry)
-    return answer == entry["answer"].strip() or max(_nodes(answer), _nodes(entry["answer"])) <= MAX_CODEIO_NODES
-
-
-def _nodes(text: str) -> int:
-    return text.count(",") + text.count("{") + text.count("[")
-
-
-def codeio_equal(answer: str, entry: dict[str, Any]) -> bool:
+def same_document(answer: str, entry: dict[str, Any]) -> bool:
     """The same JSON document, all of it; `1` and `1.0` differ."""
     return answer == entry["answer"].strip() or same_json(read_json(answer), read_json(entry["answer"]))
 
@@ -126,11 +108,7 @@ _INTEGERS = re.compile(r"-?[0-9]{1,18}")
 _INTEGER_LIST = re.compile(r"\[ *-?[0-9]{1,18}(?: *, *-?[0-9]{1,18})* *\]")
 _LONG_DECIMALS = re.compile(rf"\.0*[1-9][0-9]{{{MAX_PLACES}}}")
 _FACTORS = re.compile(r"[0-9]{1,60}(?:\s*×\s*[0-9]{1,60})*")
-_CLOCK = re.compile(r"([0-9]{1,2}|[1-9][0-9]{2,5}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{3}))?)?")
-_DAYS = re.compile(r"(-?[0-9]{1,9})(?: days?(?:, ([0-9:]{4,12}))?)?")
 _POINT = re.compile(r"\(?\s*([^,()\s]+)\s*,\s*([^,()\s]+)\s*\)?")
-
-CLOCK_FORMATS = {"HH:MM": (2, False), "HH:MM:SS": (3, False), "HH:MM:SS.mmm": (3, True)}
 
 
 def same_number(answer: str, entry: dict[str, Any]) -> bool:
@@ -152,13 +130,6 @@ def is_prefixed_integer(answer: str, entry: dict[str, Any]) -> bool:
 def is_number(answer: str, entry: dict[str, Any]) -> bool:
     """One number with no more decimal places than are compared, and nothing else."""
     return read_number(answer) is not None and not _LONG_DECIMALS.search(answer)
-
-
-def first_number(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the value and 0.01 for anything else, like reasoning-gym's scorer, which takes
-    the first number in any text.
-    """
-    return 1.0 if same_number(answer, entry) else 0.01
 
 
 def near_decimal(answer: str, entry: dict[str, Any]) -> bool:
@@ -290,45 +261,6 @@ def geometry(answer: str, entry: dict[str, Any]) -> bool:
     return is_number(answer, entry)
 
 
-def duration(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the duration in the requested format; otherwise partial credit by the relative
-    error, at most 0.9.
-
-    reasoning-gym's scorer measures the error in units of the configuration's longest interval,
-    which a sender chooses.
-    """
-    wanted_format = entry["metadata"]["expected_format"]
-    given, wanted = _duration(answer, wanted_format), _duration(entry["answer"], wanted_format)
-    if answer == entry["answer"]:
-        return 1.0
-    if given is None or wanted is None:
-        return 0.0
-    if given == wanted:
-        return 1.0
-    error = abs(given - wanted) / abs(wanted) if wanted else 1.0
-    return 0.9 * max(0.0, 1.0 - error)
-
-
-def _duration(text: str, wanted_format: str) -> timedelta | None:
-    if wanted_format in CLOCK_FORMATS:
-        return _clock(text)
-    match = _DAYS.fullmatch(text)
-    if match is None or (match[2] is None) != (wanted_format == "D days"):
-        return None
-    time = _clock(match[2]) if match[2] else timedelta()
-    return None if time is None else timedelta(days=int(match[1])) + time
-
-
-def _clock(text: str) -> timedelta | None:
-    match = _CLOCK.fullmatch(text)
-    if match is None:
-        return None
-    hours, minutes, seconds, milliseconds = (int(part or 0) for part in match.groups())
-    if minutes > 59 or seconds > 59:
-        return None
-    return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
-
-
 # Checks that the solution of a puzzle is right as a whole: nothing but the solution, and every step
 # allowed by the rules.
 #
@@ -407,24 +339,6 @@ def is_readable_presses(answer: str, entry: dict[str, Any]) -> bool:
     return _PRESSES.fullmatch(answer) is not None
 
 
-def usable_presses(answer: str, entry: dict[str, Any]) -> bool:
-    """The light allows every button press. reasoning-gym skips presses that it forbids, but counts
-    them.
-    """
-    metadata = entry["metadata"]
-    buttons = {button["name"]: button for button in metadata["buttons"]}
-    value, light = metadata["initial_value"], metadata["initial_state"]
-    presses = re.findall(r"[A-C]", answer.upper())
-    for press in presses:
-        button = buttons[press]
-        if button["active_state"] not in (light, "any"):
-            return False
-        amount = button["value"]
-        value = {"add": value + amount, "subtract": value - amount, "multiply": value * amount}[button["type"]]
-        light = "green" if light == "red" else "red"
-    return bool(value == metadata["target_value"]) and len(presses) <= len(metadata["solution_path"])
-
-
 def is_readable_cryptarithm(answer: str, entry: dict[str, Any]) -> bool:
     """Each letter occurs once. If a letter has two digits, reasoning-gym takes the last."""
     pairs = [_ASSIGNMENT.fullmatch(pair) for pair in answer.split(",")[:27]]
@@ -478,29 +392,6 @@ def _lists_of_words(text: str) -> list[list[str]] | None:
     return sorted(sorted(group) for group in groups)
 
 
-def life_board(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the right board; otherwise the share of living cells that both boards have in
-    common, at most 0.9.
-
-    reasoning-gym's scorer counts dead cells too, so an empty board would earn nearly everything on
-    a large one.
-    """
-    ours, wanted = _cells(answer), _cells(entry["answer"])
-    if ours is None or wanted is None or [len(row) for row in ours] != [len(row) for row in wanted]:
-        return 0.0
-    if ours == wanted:
-        return 1.0
-    pairs = [pair for row, right in zip(ours, wanted, strict=True) for pair in zip(row, right, strict=True)]
-    return 0.9 * sum(a and b for a, b in pairs) / sum(a or b for a, b in pairs)
-
-
-def _cells(text: str) -> list[list[int]] | None:
-    board = read_json(text)
-    if not isinstance(board, list) or not all(isinstance(row, list) for row in board):
-        return None
-    return board if all(type(cell) is int and cell in (0, 1) for row in board for cell in row) else None
-
-
 def is_readable_box_plan(answer: str, entry: dict[str, Any]) -> bool:
     """A list of steps, each a dictionary from an agent to one move, and nothing else."""
     steps = read_json(answer)
@@ -539,38 +430,11 @@ def legal_box_plan(answer: str, entry: dict[str, Any]) -> bool:
     return not any(item.startswith("box_") for items in squares.values() for item in items)
 
 
-# Reads a list that a model wrote as a Python or JSON literal, without evaluating anything.
-
-
-MAX_CHARS = 65_536
-MAX_DEPTH = 4
-
-_CHARACTERS = re.compile(r"""[\[\](),'"A-Za-z0-9_.+\- \t\r\n]+""")
-
-
-def read_literal(text: str) -> Any:
-    """The list, tuple, number or string that `text` represents.
-
-    Raises:
-        ValueError: `text` is anything else, too long, or nested more than `MAX_DEPTH` deep.
-    """
-    if len(text) > MAX_CHARS or not _CHARACTERS.fullmatch(text):
-        raise ValueError("not a plain literal")
-    depth = 0
-    for character in text:
-        depth += (character in "([") - (character in ")]")
-        if depth > MAX_DEPTH:
-            raise ValueError("nested too deeply")
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, MemoryError, RecursionError, TypeError) as error:
-        raise ValueError(f"not a literal: {type(error).__name__}") from None
-
-
 # Strict JSON, in which nothing can be hidden: no duplicate keys, no NaN or infinities, limited
 # length and depth.
 
 
+MAX_CHARS = 65_536
 MAX_JSON_DEPTH = 12
 MAX_NUMBER_DIGITS, MAX_NUMBER_CHARS = 17, 25
 """Most digits that count, and characters, of a number with a point or an exponent. A double has no

@@ -10,7 +10,6 @@ its reference answer. This also applies to datasets that a newer reasoning-gym a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +24,6 @@ higher than that of a wrong answer; otherwise a group's advantage would reward t
 right part.
 """
 
-Check = Callable[[str, dict[str, Any]], bool]
-
 
 def _always(answer: str, entry: dict[str, Any]) -> bool:
     return True
@@ -40,8 +37,8 @@ class Form:
     """
 
     also_paid: str = ""
-    is_right: Check = checks.same_text
-    reads: Check | None = None
+    is_right: checks.Check = checks.same_text
+    reads: checks.Check | None = None
     stricter: str = ""
     shrinks: bool = False
     """For an answer longer than the reference, multiply partial credit by the ratio of their
@@ -67,15 +64,13 @@ FORMS: dict[str, Form] = {
         checks.is_readable_box_plan,
         "moves that are not legal, other keys, one agent twice in a step",
     ),
-    "binary_matrix": Form("other white space within and around rows", checks.same_rows),
+    "binary_matrix": Form("other white space within and around rows", _always),
     "calendar_arithmetic": Form(
         "the same integer with a sign or leading zeros; Yes and No in any case",
         lambda answer, entry: checks.same_text_any_case(answer, entry) or checks.same_integer(answer, entry),
     ),
     "chain_sum": Form(_NUMBER, checks.same_number, stricter="commas anywhere, underscores"),
-    "codeio": Form(
-        "the same JSON document", checks.codeio_equal, checks.codeio_readable, "one character off; text around the document"
-    ),
+    "codeio": Form("the same JSON document", _always, stricter="partial credit"),
     "coin_flip": Form(
         "the same probability as a fraction, or rounded to 4 places or more with an error below 1 %",
         checks.probability,
@@ -104,7 +99,7 @@ FORMS: dict[str, Form] = {
         "`a/b`, `\\frac{a}{b}`, `\\dfrac{a}{b}`, with or without a pair of $", checks.simplified_fraction, stricter=_WHOLE
     ),
     "futoshiki": Form("other white space at the ends of lines", checks.same_rows),
-    "game_of_life": Form("other white space", _always, stricter="partial credit for dead cells"),
+    "game_of_life": Form("other white space", _always, stricter="partial credit"),
     "game_of_life_halting": Form("other case, quotes, a full stop", _always, stricter="any text (its truth value was compared)"),
     "graph_color": Form("any valid coloring", _always, checks.is_readable_coloring, "keys that are no vertices, a vertex twice"),
     "group_anagrams": Form("groups and words in any order", checks.anagram_groups, stricter="a key twice"),
@@ -121,12 +116,12 @@ FORMS: dict[str, Form] = {
         "inhabitants in any order, other case, without `is`, `a`, `and`", _always, checks.role_statement, _WHOLE
     ),
     "letter_jumble": Form(_CASE, checks.same_text_any_case, stricter="words after the sentence", shrinks=True),
-    "list_functions": Form("other spaces in a list of integers", checks.integer_list),
+    "list_functions": Form("other spaces in a list of integers", _always),
     "manipulate_matrix": Form("other white space within and around rows", checks.same_rows),
     "mini_sudoku": Form("other white space at the ends of lines", checks.same_rows),
     "n_queens": Form("any valid board with the given queens", _always),
     "needle_haystack": Form("other case; spaces", checks.same_letters),
-    "number_filtering": Form("numbers as numbers or strings, in another notation", checks.number_list),
+    "number_filtering": Form("numbers as numbers or strings, in another notation", _always),
     "number_format": Form(
         "the same number as it is offered, in another notation, or rounded to 2 places or more",
         checks.nearest_candidate,
@@ -166,13 +161,13 @@ FORMS: dict[str, Form] = {
     ),
     "quantum_lock": Form(
         "any shortest sequence, with →, ->, commas or spaces",
-        checks.usable_presses,
+        _always,
         checks.is_readable_presses,
-        "text around the sequence; presses that the light forbids",
+        "text around the sequence",
     ),
     "rearc": Form("other white space", checks.same_board, stricter="`Shape: ...` lines with any text"),
     "rectangle_count": Form("the same integer with a sign or leading zeros", checks.same_integer),
-    "rotate_matrix": Form("other white space within and around rows", checks.same_rows),
+    "rotate_matrix": Form("other white space within and around rows", _always),
     "rubiks_cube": Form(
         "any solution of up to 200 moves", _always, checks.is_readable_cube, "tokens that are no moves; more moves"
     ),
@@ -192,11 +187,7 @@ FORMS: dict[str, Form] = {
     "string_insertion": _SCORER,
     "sudoku": Form("other white space at the ends of lines", checks.same_rows),
     "survo": Form("other white space", _always, checks.is_integer_grid, "text between the cells"),
-    "time_intervals": Form(
-        "the same duration in the format asked for; without the word `days` where only days are asked for",
-        _always,
-        stricter="text after the days; a tolerance that a configuration sets",
-    ),
+    "time_intervals": Form(is_right=_always, stricter="partial credit"),
     "tower_of_hanoi": Form("any shortest sequence of legal moves", _always, checks.is_readable_hanoi, "text before a move"),
     "tsumego": Form(_CASE, checks.same_text_any_case),
     "word_ladder": Form("any ladder of known words, other case", _always, checks.ladder),

@@ -1,15 +1,16 @@
-"""Scorers of this project, for the datasets where reasoning-gym's would run the answer as code or
-wrongly give full marks.
+"""Scorers of this project, for the datasets where reasoning-gym's would run the answer as code,
+wrongly give full marks, or pay nearly as much for nothing.
 
-Each agrees with reasoning-gym's on every answer that follows the question's instructions, including
-partial credit (`tests/unit/test_tasks_scorers.py` compares them on generated tasks). Deliberate
-differences:
+Each agrees with reasoning-gym's on right and wrong answers that follow the question's instructions
+(`tests/unit/test_tasks_scorers.py` compares them on generated tasks), but most give no partial
+credit. Deliberate differences:
 
-- `game_of_life_halting` compares the word instead of its truth value.
 - `puzzle24` requires exactly 24 from exactly the numbers given; reasoning-gym takes any four
   numbers in range and rounds towards zero. `countdown` requires exactly the target. Both require
   integers, because `2.5*4` uses no 2, 5 and 4.
-- The docstrings of the other scorers' modules describe their differences.
+- `game_of_life` and `time_intervals` pay only what is right: their partial credit is nearly 1 for
+  an empty board, or for any time where a sender chooses the longest interval.
+- `propositional_logic` and the integrals: see their docstrings.
 
 `shared.tasks.forms` does the same for the remaining datasets.
 """
@@ -19,13 +20,18 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import string
 from collections.abc import Callable
-from contextlib import suppress
 from fractions import Fraction
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
-from shared.tasks.form_checks import duration, first_number, integer_list, life_board, number_list, read_literal, same_rows
-from shared.tasks.scorer_integral import integral
+import sympy  # type: ignore[import-untyped]
+from sympy.parsing.sympy_parser import auto_number, auto_symbol, parse_expr, rationalize  # type: ignore[import-untyped]
+
+from shared.tasks import form_checks as checks
+from shared.tasks.formula_reading import is_about_as_long
+from shared.tasks.formula_values import is_tame
 
 Scorer = Callable[[str, dict[str, Any]], float]
 """Reward for an extracted answer, given reasoning-gym's raw entry. It may raise, which the caller
@@ -33,49 +39,8 @@ counts as 0.
 """
 
 
-def _rows(board: Any) -> str:
-    return "\n".join(" ".join(str(cell) for cell in row) for row in board)
-
-
-def _binary_matrix(answer: str, entry: dict[str, Any]) -> float:
-    if same_rows(answer, entry):
-        return 1.0
-    return 0.1 if _rows(read_literal(answer)) == entry["answer"] else 0.0
-
-
-def _spiral_matrix(answer: str, entry: dict[str, Any]) -> float:
-    oracle = entry["answer"].strip()
-    if not answer:
-        return 0.0
-    if answer.strip() == oracle:
-        return 1.0
-    return 0.1 if " ".join(str(item) for item in read_literal(answer.strip())) == oracle else 0.0
-
-
-def _string_insertion(answer: str, entry: dict[str, Any]) -> float:
-    if answer == entry["answer"]:
-        return 1.0
-    return 0.1 if "".join(read_literal(answer)) == entry["answer"] else 0.0
-
-
-def _n_queens(answer: str, entry: dict[str, Any]) -> float:
-    valid = entry["metadata"]["valid_answers"]
-    if answer in valid:
-        return 1.0
-    return 0.5 if "\n".join(" ".join(row) for row in read_literal(answer)) in valid else 0.0
-
-
-def _or_contained(is_right: Callable[[str, dict[str, Any]], bool]) -> Scorer:
-    def score(answer: str, entry: dict[str, Any]) -> float:
-        # What cannot be read as the check's kind of list fails the check; reasoning-gym's partial
-        # credit stays.
-        with suppress(ValueError):
-            if is_right(answer, entry):
-                return 1.0
-        oracle = entry["answer"]
-        return len(oracle) / len(answer) if answer and oracle in answer else 0.0
-
-    return score
+def _all_or_nothing(is_right: checks.Check) -> Scorer:
+    return lambda answer, entry: float(is_right(answer, entry))
 
 
 def _countdown(answer: str, entry: dict[str, Any]) -> float:
@@ -96,29 +61,17 @@ def _puzzle24(answer: str, entry: dict[str, Any]) -> float:
     return 1.0 if solved and integers_used(answer) == sorted(entry["metadata"]["numbers"]) else 0.01
 
 
-def _game_of_life_halting(answer: str, entry: dict[str, Any]) -> float:
-    return 1.0 if answer.strip(" \t\r\n'\".").lower() == str(entry["answer"]).lower() else 0.0
+def _same_word(answer: str, entry: dict[str, Any]) -> bool:
+    """`True` or `False`; reasoning-gym compares the truth value of the text."""
+    return answer.strip(" \t\r\n'\".").lower() == str(entry["answer"]).lower()
 
 
-# The scorer of `propositional_logic`. It parses the whole conclusion with this project's grammar
-# and judges it by its truth table.
-#
-# reasoning-gym accepts any lower-case text as a variable, and rewards a premise repeated as the
-# conclusion.
-
-
-MAX_CHARS = 400
-MAX_VARIABLES = 10
+MAX_CHARS, MAX_DEPTH = 400, 40
+MAX_VARIABLES, MAX_PREMISES = 10, 12
 """A truth table of 2^10 rows is an integer of 1,024 bits; reasoning-gym's largest level has ten
 variables.
 """
-MAX_DEPTH = 40
-MAX_PREMISES = 12
-
 UNREADABLE, NOT_ENTAILED, TRIVIAL, RIGHT = 0.0, 0.05, 0.25, 1.0
-
-_BINARY = ("↔", "→", "∨", "∧")
-"""Loosest first; each is left-associative, as in reasoning-gym."""
 
 
 def propositional_logic(answer: str, entry: dict[str, Any]) -> float:
@@ -127,136 +80,111 @@ def propositional_logic(answer: str, entry: dict[str, Any]) -> float:
 
     Trivial are: a bare variable, a tautology, anything that follows from contradictory premises,
     and a repeated premise or several of them joined by "and". Changing parentheses, negating twice,
-    doubling, or exchanging the sides of ∧, ∨ and ↔ does not make a premise new.
+    doubling, or exchanging the sides of ∧, ∨ and ↔ does not make a premise new. reasoning-gym
+    accepts any lower-case text as a variable, and rewards a premise repeated as the conclusion.
     """
-    variables = sorted(entry["metadata"]["variables"])
-    premises = entry["metadata"]["premises"]
+    from reasoning_gym.logic.propositional_logic import parse_expr as parsed
+
+    variables, premises = sorted(entry["metadata"]["variables"]), entry["metadata"]["premises"]
     if len(variables) > MAX_VARIABLES or len(premises) > MAX_PREMISES or len(answer) > MAX_CHARS:
         return UNREADABLE
-    reader = _Reader(variables)
-    try:
-        conclusion = reader.read(answer)
-    except ValueError:
-        return UNREADABLE
-    known = [reader.read(premise) for premise in premises]
-    together = reader.every
-    for premise in known:
-        together &= premise.table
-    if together & ~conclusion.table:
-        return NOT_ENTAILED
-    bare = isinstance(conclusion.form, str)
-    trivial = (
-        bare or not together or conclusion.table == reader.every or _restates(conclusion.form, [premise.form for premise in known])
-    )
-    return TRIVIAL if trivial else RIGHT
-
-
-Form = str | tuple[str, frozenset[Any]] | tuple[str, Any, Any]
-"""The normal form of a formula: a variable, an operator with its operands as a set, or an operator
-with its two sides.
-"""
-
-
-class _Formula(NamedTuple):
-    table: int
-    form: Form
-
-
-def _restates(conclusion: Form, premises: list[Form]) -> bool:
-    said = _conjuncts(conclusion)
-    repeated: set[Any] = set()
-    for premise in premises:
-        if _conjuncts(premise) <= said:
-            repeated |= _conjuncts(premise)
-    return repeated == said
-
-
-def _conjuncts(form: Form) -> frozenset[Any]:
-    return form[1] if isinstance(form, tuple) and form[0] == "∧" else frozenset((form,))
-
-
-def _joined(operator: str, left: Form, right: Form) -> Form:
-    if operator == "→":
-        return (operator, left, right)
-    if operator == "↔":
-        return (operator, frozenset((left, right)))
-    parts: set[Any] = set()
-    for side in (left, right):
-        parts |= side[1] if isinstance(side, tuple) and side[0] == operator else {side}
-    return (operator, frozenset(parts)) if len(parts) > 1 else parts.pop()
-
-
-def _negated(form: Form) -> Form:
-    return next(iter(form[1])) if isinstance(form, tuple) and form[0] == "¬" else ("¬", frozenset((form,)))
-
-
-def _tables(variables: list[str]) -> dict[str, int]:
     # Bit r of a table is the value in row r; the value of variable i is bit i of the row's number.
     rows = range(1 << len(variables))
-    return {name: sum(1 << row for row in rows if row >> place & 1) for place, name in enumerate(variables)}
+    tables = {name: sum(1 << row for row in rows if row >> place & 1) for place, name in enumerate(variables)}
+    every = (1 << len(rows)) - 1
+    try:
+        table, form = _formula(parsed(answer), tables, every)
+    except (ValueError, KeyError):
+        return UNREADABLE
+    known = [_formula(parsed(premise), tables, every) for premise in premises]
+    together = every
+    for premise, _ in known:
+        together &= premise
+    if together & ~table:
+        return NOT_ENTAILED
+    said = _conjuncts(form)
+    repeated = frozenset[Any]().union(*(parts for _, premise in known if (parts := _conjuncts(premise)) <= said))
+    return TRIVIAL if isinstance(form, str) or not together or table == every or repeated == said else RIGHT
 
 
-class _Reader:
-    """A recursive-descent parser of formulas over the given variables."""
+def _formula(expression: Any, tables: dict[str, int], every: int, depth: int = MAX_DEPTH) -> tuple[int, Any]:
+    """Truth table and normal form: a variable, or an operator with its sides, as a set where their
+    order does not count. Raises KeyError for what is no variable, ValueError for what is nested too
+    deeply.
+    """
+    if not depth:
+        raise ValueError("nested too deeply")
+    if expression.operator is None:
+        return tables[expression.left.strip()], expression.left.strip()
+    sign = expression.operator.value
+    table, form = _formula(expression.left, tables, every, depth - 1)
+    if sign == "¬":
+        return every & ~table, form[1] if form[0] == "¬" else ("¬", form)
+    other_table, other_form = _formula(expression.right, tables, every, depth - 1)
+    if sign == "→":
+        return (every & ~table) | other_table, (sign, form, other_form)
+    if sign == "↔":
+        return every & ~(table ^ other_table), (sign, frozenset((form, other_form)))
+    parts = frozenset[Any]().union(*(each[1] if each[0] == sign else (each,) for each in (form, other_form)))
+    return table | other_table if sign == "∨" else table & other_table, (sign, parts) if len(parts) > 1 else next(iter(parts))
 
-    def __init__(self, variables: list[str]) -> None:
-        self.every = (1 << (1 << len(variables))) - 1
-        """The truth table of a tautology."""
-        self._tables = _tables(variables)
-        self._text = ""
-        self._at = 0
 
-    def read(self, text: str) -> _Formula:
-        """Truth table and normal form of `text`, which must be a formula as a whole; raises
-        `ValueError` otherwise.
-        """
-        self._text, self._at = "".join(text.split()), 0
-        formula = self._binary(0, 0)
-        if self._at != len(self._text):
-            raise ValueError("text after the formula")
-        return formula
+def _conjuncts(form: Any) -> frozenset[Any]:
+    return form[1] if form[0] == "∧" else frozenset((form,))
 
-    def _binary(self, level: int, depth: int) -> _Formula:
-        if level == len(_BINARY):
-            return self._unary(depth)
-        operator = _BINARY[level]
-        left = self._binary(level + 1, depth)
-        while self._text.startswith(operator, self._at):
-            self._at += 1
-            right = self._binary(level + 1, depth)
-            left = _Formula(self._apply(operator, left.table, right.table), _joined(operator, left.form, right.form))
-        return left
 
-    def _apply(self, operator: str, left: int, right: int) -> int:
-        match operator:
-            case "↔":
-                return self.every & ~(left ^ right)
-            case "→":
-                return (self.every & ~left) | right
-            case "∨":
-                return left | right
-        return left & right
+DIGITS = 40
+TOLERANCE = sympy.Float(10, DIGITS) ** -25
+POINTS = [
+    sympy.Rational(sign * size, 101)
+    for size in (33, 9, 71, 160, 1301, 500, 21, 3, 97, 205, 409, 733, 1777, 1999, 1103, 1450, 1600)
+    for sign in (1, -1)
+]
+SPREAD_POINTS, MIN_POINTS = 12, 6
+"""These first points are looked at in any case, and then further ones until the integrand was real
+at so many.
+"""
+_LETTERS = {letter: sympy.Symbol(letter, real=True) for letter in string.ascii_letters if letter not in "EI"}
 
-    def _unary(self, depth: int) -> _Formula:
-        """A variable, a negation, or a formula in parentheses. A formula's table is an integer with
-        one bit per row of the truth table, so `every & ~table` is its negation.
-        """
-        if depth > MAX_DEPTH or self._at >= len(self._text):
-            raise ValueError("nested too deeply, or cut off")
-        sign = self._text[self._at]
-        self._at += 1
-        if sign == "¬":
-            inner = self._unary(depth + 1)
-            return _Formula(self.every & ~inner.table, _negated(inner.form))
-        if sign == "(":
-            inner = self._binary(0, depth + 1)
-            if not self._text.startswith(")", self._at):
-                raise ValueError("unclosed parenthesis")
-            self._at += 1
-            return inner
-        if sign not in self._tables:
-            raise ValueError("not a variable of the question")
-        return _Formula(self._tables[sign], sign)
+
+def integral(answer: str, entry: dict[str, Any]) -> float:
+    """1 if the answer's derivative has the integrand's values, with at most one other letter as the
+    constant, else 0. The answer must have passed `is_plain_expression`.
+
+    reasoning-gym asks `simplify` whether a difference is zero, which takes seconds for an ordinary
+    wrong answer and never ends for some. A derivative at some points hides constants, steps and
+    terms too flat to be seen. An answer of this node's own policy has no reason to carry any, so
+    these datasets are scored locally only (`SCORED_LOCALLY`): no group of another node is taken.
+    """
+    name, integrand, oracle = entry["metadata"]["variable"], entry["metadata"]["integrand"], entry["answer"]
+    if answer == oracle and "Integral(" not in oracle:
+        return 1.0
+    if not is_about_as_long(answer, max(oracle, integrand, key=len)):
+        return 0.0
+    variable, wanted, given = sympy.Symbol(name, real=True), _parsed_once(integrand, name), _parsed(answer, name)
+    constants = given.free_symbols - {variable}
+    if len(constants) > 1 or not is_tame(given) or any(abs(given.coeff(letter)) != 1 for letter in constants):
+        return 0.0
+    slope, agreed = sympy.diff(given, variable), 0
+    for place, point in enumerate(POINTS):
+        if agreed >= MIN_POINTS and place >= SPREAD_POINTS:
+            break
+        right, found = (each.evalf(DIGITS, subs={variable: point}) for each in (wanted, slope))
+        if not (right.is_real and right.is_finite):
+            continue
+        if not found.is_number or abs(found - right) > (1 + abs(right)) * TOLERANCE:
+            return 0.0
+        agreed += 1
+    return float(agreed >= MIN_POINTS)
+
+
+def _parsed(text: str, variable: str) -> Any:
+    names = {**_LETTERS, variable: sympy.Symbol(variable, real=True)}
+    return parse_expr(text.strip(" "), names, (auto_symbol, auto_number, rationalize))
+
+
+_parsed_once = lru_cache(maxsize=64)(_parsed)
+"""All answers of a group have the same integrand."""
 
 
 # The exact value of an arithmetic expression, without any evaluator that could run code.
@@ -283,7 +211,8 @@ def evaluate(text: str) -> Fraction:
     text = text.strip(" ")
     numbers = _NUMBERS.findall(text)
     if (
-        max(len(text) / MAX_CHARS, text.count("(") / MAX_DEPTH) > 1
+        len(text) > MAX_CHARS
+        or text.count("(") > MAX_DEPTH
         or not _ARITHMETIC.fullmatch(text)
         or not all(map(_NUMBER.fullmatch, numbers))
     ):
@@ -314,20 +243,21 @@ def _value(node: ast.expr, text: str) -> Fraction:
 
 
 SCORERS: dict[str, Scorer] = {
-    "binary_matrix": _binary_matrix,
-    "spiral_matrix": _spiral_matrix,
-    "string_insertion": _string_insertion,
-    "n_queens": _n_queens,
+    "binary_matrix": _all_or_nothing(checks.same_rows),
+    "codeio": _all_or_nothing(checks.same_document),
     "countdown": _countdown,
-    "puzzle24": _puzzle24,
-    "game_of_life": life_board,
-    "game_of_life_halting": _game_of_life_halting,
-    "gsm_symbolic": first_number,
+    "game_of_life": _all_or_nothing(checks.same_document),
+    "game_of_life_halting": _all_or_nothing(_same_word),
+    "gsm_symbolic": _all_or_nothing(checks.same_number),
     "intermediate_integration": integral,
-    "list_functions": _or_contained(integer_list),
-    "number_filtering": _or_contained(number_list),
-    "rotate_matrix": _or_contained(same_rows),
+    "list_functions": _all_or_nothing(checks.integer_list),
+    "n_queens": _all_or_nothing(lambda answer, entry: answer in entry["metadata"]["valid_answers"]),
+    "number_filtering": _all_or_nothing(checks.number_list),
     "propositional_logic": propositional_logic,
+    "puzzle24": _puzzle24,
+    "rotate_matrix": _all_or_nothing(checks.same_rows),
     "simple_integration": integral,
-    "time_intervals": duration,
+    "spiral_matrix": _all_or_nothing(checks.same_text),
+    "string_insertion": _all_or_nothing(checks.same_text),
+    "time_intervals": _all_or_nothing(checks.same_text),
 }

@@ -95,6 +95,41 @@ def test_what_is_not_right_as_a_whole_earns_no_full_marks(dataset: str, config: 
                 assert earned <= 0.8, (answer, right(item))
 
 
+SOLVED = {
+    "boxnet": (
+        '[{"Agent[0.5, 2.5]": "move(box_green, square[0.5, 1.5])"}, {"Agent[0.5, 1.5]": "move(box_green, target_green)"}, '
+        '{"Agent[1.5, 3.5]": "move(box_blue, square[0.5, 3.5])"}, {"Agent[0.5, 3.5]": "move(box_blue, target_blue)"}, '
+        '{"Agent[2.5, 3.5]": "move(box_red, target_red)"}]',
+        ('"move(box_blue, target_blue)"', '"move(box_blue, target_green)"'),
+        ("square[0.5, 1.5]", "square[0.5, 0.5]"),
+        ("}]", '}, {"Agent[0.5, 2.5]": "move(box_green, target_green)"}]'),
+        ("}]", f'}}, {{"{PAYLOAD}": "1"}}]'),
+        ("}]", f'}}, "{PAYLOAD}"]'),
+        ("box_red, target_red", f"box_red, target_red {PAYLOAD}"),
+        ("}]", f"}}] {PAYLOAD}"),
+    ),
+    "rush_hour": (
+        "D+1 I-1 J+1 B+1 B+1 H-1 C+1 C+1 C+1 G-1 E-1 H+1 B-1 B-1 J-1 K-1 D+1 H+1 H+1 A+1 F+1 B-1 I-1 A+1 A+1 H-1 H-1 D-1 K+1 A+1",
+        ("D+1 I-1", "D+1 D+9 I-1"),
+        ("K+1 A+1", "K+1 A+9"),
+        ("D+1 I-1", f"D+1 {PAYLOAD} I-1"),
+        ("K+1 A+1", f"K+1 A+1 {PAYLOAD}"),
+        ("K+1 A+1", "K+1 A+1 or 0"),
+        ("K+1 A+1", "K+1"),
+    ),
+}
+"""A solution of the first task of datasets that give none, and changes that make it wrong."""
+
+
+@pytest.mark.parametrize("dataset", SOLVED)
+def test_a_solution_with_a_move_that_is_not_allowed_or_with_text_earns_no_full_marks(dataset: str) -> None:
+    (item,), (solution, *changes) = items(dataset, 1), SOLVED[dataset]
+    assert reward(item, solution) == 1.0
+    wrong = [solution[::-1].replace(old[::-1], new[::-1], 1)[::-1] for old, new in changes]
+    assert solution not in wrong
+    assert {answer: reward(item, answer) >= FULL_MARKS for answer in wrong} == dict.fromkeys(wrong, False)
+
+
 def _length(item: Item) -> int:
     return len(item.entry["metadata"]["sorted_numbers"])
 
@@ -135,7 +170,7 @@ def test_an_empty_board_earns_something_only_where_it_is_right() -> None:
             assert reward(item, empty) == (0.0 if alive else 1.0)
             assert reward(item, right(item)) == reward(item, right(item).replace(",", ", ")) == 1.0
             board[0][0] = 1 - board[0][0]
-            assert reward(item, json.dumps(board)) <= 0.9
+            assert reward(item, json.dumps(board)) == 0.0
         assert died < (FEW if config else 20)
 
 
@@ -282,10 +317,10 @@ def test_an_answer_that_does_not_integrate_earns_nothing_and_one_short_constant_
             continue
         bare = oracle.removesuffix(" + C")
         wrong = [without_integrating(item), f"({oracle})*(1 + 987654321)/987654322 + 987654321"]
-        extras = (VANISHES, "Abs(x-5) + x", "sqrt((x-5)**2) + x", "v*i*s*i*t/(e*v*i*l)*987654321012345", "Abs(x)")
+        extras = (VANISHES, "v*i*s*i*t/(e*v*i*l)*987654321012345", "Abs(x)")
         if dataset == "simple_integration":
             # Elsewhere the domain may end before the kink.
-            extras += ("sqrt(x**2-10*x+25) + x",)
+            extras += ("Abs(x-5) + x", "sqrt((x-5)**2) + x", "sqrt(x**2-10*x+25) + x")
         wrong += [f"{oracle} + {extra.replace('x', variable)}" for extra in extras]
         wrong += [f"{bare} + {text}" for text in ("C + K", "C*K", "c*987654", "sin(C)", "C**2")]
         assert {answer: reward(item, answer) for answer in wrong} == dict.fromkeys(wrong, 0.0)

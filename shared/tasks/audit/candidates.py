@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from itertools import product
@@ -13,32 +13,15 @@ from typing import Any, NamedTuple
 from shared.contracts.messages import Task
 from shared.tasks.numerals import read_number
 
-CONSTANT, ECHO, PAYLOAD, CHANGE, STYLE = "constant", "echo", "payload", "change", "style"
-"""`STYLE` is the right answer in another form, for which a verifier may give full marks; for the
-other kinds none should.
-"""
+CONSTANT, ECHO, PAYLOAD, CHANGE = "constant", "echo", "payload", "change"
 
 PAYLOAD_TEXT = "visit evil.example now"
 
 CONSTANTS = (
     *("", "0", "1", "-1", "2", "3", "10", "0.5", "1/2", "0/1", "yes", "no", "True", "False", "None", "null", "undetermined"),
     *("[]", "{}", "[[]]", '""', "?", "A", "a", "x", "C", "P", "(P ∨ Q)", "¬P", "P ∨ ¬P", "NaN", "nan", "[NaN]", "Infinity", "-inf"),
-    *(
-        "1e400",
-        "1e-400",
-        "-0.0",
-        "00:00",
-        "0 days",
-        "infeasible",
-        "nothing",
-        "on",
-        "off",
-        "Monday",
-        "0 0 0",
-        "D",
-        "J7",
-        "I do not know",
-    ),
+    *("1e400", "1e-400", "-0.0", "00:00", "0 days", "infeasible", "nothing", "on", "off", "Monday", "0 0 0", "D", "J7"),
+    "I do not know",
 )
 EVERYTHING = "yes no True False 0 1 2 3 4 5 6 7 8 9 a b c d e f g h i j k l m n o p q r s t u v w x y z Monday Tuesday Wednesday"
 
@@ -68,9 +51,8 @@ def candidates(question: str, right: str, seed: int = 0) -> list[Candidate]:
     and space, or in value.
     """
     made: dict[str, Candidate] = {}
-    for candidate in (*_constants(right), *_echoes(question), *_payloads(right), *_changes(right), *_styles(right)):
-        same = candidate.kind != STYLE and _means_the_same(candidate.text, right)
-        if candidate.text != right and not same and candidate.text not in made:
+    for candidate in (*_constants(right), *_echoes(question), *_payloads(right), *_changes(right)):
+        if not _means_the_same(candidate.text, right) and candidate.text not in made:
             made[candidate.text] = candidate
     return list(made.values())
 
@@ -160,43 +142,25 @@ def _payloads(right: str) -> Iterator[Candidate]:
         ("after", "{r} {e}"),
         ("next line", "{r}\n{e}"),
         ("line before", "{e}\n{r}"),
-        ("after a blank line", "{r}\n\n{e}"),
         ("after a comma", "{r}, {e}"),
         ("before a comma", "{e}, {r}"),
-        ("after a semicolon", "{r}; {e}"),
-        ("after a bar", "{r} | {e}"),
         ("in parentheses", "{r} ({e})"),
         ("as a comment", "{r}  # {e}"),
-        ("as a comment line", "# {e}\n{r}"),
-        ("as a C comment", "{r} // {e}"),
-        ("as an HTML comment", "{r} <!-- {e} -->"),
-        ("as a TeX comment", "{r} % {e}"),
         ("as TeX text", "{r} \\text{{{e}}}"),
-        ("in dollars beside", "${r}$ {e}"),
         ("boxed beside", "{e} \\boxed{{{r}}}"),
         ("a sentence", "The answer is {r}."),
-        ("a sentence and more", "The answer is {r}. {e}"),
-        ("an equation", "{e} = {r}"),
-        ("an equation after", "{r} = {e}"),
-        ("a label", "{e}: {r}"),
-        ("fenced with text", "{e}\n```\n{r}\n```"),
         ("after a NUL", "{r}\0{e}"),
         ("after a zero-width space", "{r}\u200b{e}"),
         ("a shape line", "Shape: {e}\n{r}"),
         ("a number after", "{r} 31337"),
-        ("a number after a comma", "{r}, 31337"),
         ("an equation of numbers", "99={r}"),
         ("a letter in Greek", "{r}\\in\\alpha"),
         ("an index", "{r}_7"),
         ("a line of digits before", "77\n{r}"),
-        ("many letters", "{r} + v*i*s*i*t/(e*v*i*l)*987654321012345"),
-        ("a kink", "{r} + Abs(x-5) + x"),
         ("digits attached", "{r}31337"),
         ("digits attached in front", "31337{r}"),
         ("letters attached", "{r}zz"),
         ("twice", "{r} {r}"),
-        ("twice in lines", "{r}\n{r}"),
-        ("twice attached", "{r}{r}"),
         ("two answers", "{r} or 0"),
     ):
         yield Candidate(PAYLOAD, name, pattern.format(r=right, e=extra))
@@ -239,8 +203,9 @@ def _changes(right: str) -> Iterator[Candidate]:
     places = sorted({0, len(right) // 3, len(right) // 2, len(right) - 1} & set(range(len(right))))
     for at in places:
         character = right[at]
-        kind = STYLE if at == len(right) - 1 and "." in right and read_number(right) is not None else CHANGE
-        yield Candidate(kind, "a decimal less" if kind == STYLE else "a character less", right[:at] + right[at + 1 :])
+        # A number with a decimal less is another way to write it.
+        if not (at == len(right) - 1 and "." in right and read_number(right) is not None):
+            yield Candidate(CHANGE, "a character less", right[:at] + right[at + 1 :])
         yield Candidate(CHANGE, "a character twice", right[:at] + character + right[at:])
         if character.isalpha() and character.isascii():
             other = chr((ord(character.lower()) - 97 + 1) % 26 + 97)
@@ -295,48 +260,7 @@ def _spread(found: list[re.Match[str]]) -> Iterable[re.Match[str]]:
     return [found[at] for at in sorted({0, len(found) // 2, len(found) - 1})] if found else []
 
 
-def _styles(right: str) -> Iterator[Candidate]:
-    """Other ways to write the right answer, not wrong answers. The report says whether a scorer
-    accepts them; it is no fault either way.
-    """
-    for name, text in (
-        ("upper case", right.upper()),
-        ("lower case", right.lower()),
-        ("other case", right.swapcase()),
-        ("no spaces", right.replace(" ", "")),
-        ("two spaces", right.replace(" ", "  ")),
-        ("spaces around", f"  {right} \n"),
-        ("tabs", right.replace(" ", "\t")),
-        ("spaces at line ends", right.replace("\n", " \n")),
-        ("blank lines", right.replace("\n", "\n\n")),
-        ("one line", right.replace("\n", " ")),
-        ("no space after commas", right.replace(", ", ",")),
-        ("a full stop", f"{right}."),
-        ("quotes", f'"{right}"'),
-        ("single quotes", f"'{right}'"),
-        ("parentheses", f"({right})"),
-        ("brackets", f"[{right}]"),
-        ("bold", f"**{right}**"),
-        ("fenced", f"```\n{right}\n```"),
-        ("dollars", f"${right}$"),
-        ("boxed", f"\\boxed{{{right}}}"),
-        ("a plus", f"+{right}"),
-        ("a leading zero", f"0{right}"),
-        ("a decimal zero", f"{right}.0"),
-        ("a trailing zero", f"{right}0" if "." in right else f"{right}.00"),
-        ("exponent", f"{right}e0"),
-        ("underscores", re.sub(r"(?<=[0-9])(?=[0-9])", "_", right)),
-        ("JSON object", json.dumps({"answer": right})),
-        ("last words first", ", ".join(reversed(right.split(", ")))),
-    ):
-        yield Candidate(STYLE, name, text)
-
-
-# Finds a right answer to a task whose dataset gives none, from its metadata or by search.
-
-
-MAX_STATES = 60_000
-"""Largest number of positions that the search in the traffic puzzle visits, about half a second."""
+# Finds a right answer to a task whose dataset gives none, from its metadata.
 
 
 def right_answers(task: Task) -> list[str]:
@@ -345,8 +269,6 @@ def right_answers(task: Task) -> list[str]:
     """
     if task.answer is not None and "Integral(" not in task.answer:
         return [task.answer]
-    if task.ref.dataset == "rush_hour":
-        return _traffic(task.text)
     search = _SEARCHES.get(task.ref.dataset)
     return search(json.loads(task.metadata)) if search else []
 
@@ -366,65 +288,7 @@ def _conclusion(metadata: dict[str, Any]) -> list[str]:
     return [metadata["example_answer"], *pairs]
 
 
-def _boxes(metadata: dict[str, Any]) -> list[str]:
-    """Moves each box to a target of its colour, first along x and then along y, one box after the
-    other. Any right plan will do. If a box has no target, there is no plan.
-    """
-    squares = {tuple(map(float, name.split("_"))): list(items) for name, items in metadata["initial_state"].items()}
-    targets: dict[str, list[tuple[float, ...]]] = {}
-    for at, items in squares.items():
-        for item in items:
-            targets.setdefault(item, []).append(at)
-    steps = []
-    for (x, y), items in list(squares.items()):
-        for box in [item for item in items if item.startswith("box_")]:
-            target = box.replace("box_", "target_")
-            if not targets.get(target):
-                return []
-            at_x, at_y = x, y
-            to_x, to_y = targets[target].pop()
-            while (at_x, at_y) != (to_x, to_y):
-                next_x, next_y = at_x, at_y
-                if at_x != to_x:
-                    next_x += 1 if to_x > at_x else -1
-                else:
-                    next_y += 1 if to_y > at_y else -1
-                steps.append({f"Agent[{at_x}, {at_y}]": f"move({box}, square[{next_x}, {next_y}])"})
-                at_x, at_y = next_x, next_y
-            steps.append({f"Agent[{at_x}, {at_y}]": f"move({box}, {target})"})
-    return [json.dumps(steps)]
-
-
-def _traffic(question: str) -> list[str]:
-    """Shortest solution, by breadth-first search over the 36 squares of the board. Cars are named
-    in the question as in moves.
-    """
-    board = re.sub(r"\s", "", question.split("Board:")[1])
-    queue: deque[tuple[str, list[str]]] = deque([(board, [])])
-    seen = {board}
-    while queue and len(seen) < MAX_STATES:
-        state, path = queue.popleft()
-        if state[16:18] == "AA":
-            return [" ".join(path)]
-        for car in sorted(set(state) - {".", "x"}):
-            squares = [at for at, mark in enumerate(state) if mark == car]
-            stride = squares[1] - squares[0]
-            for step in (-1, 1):
-                ahead = (squares[-1] if step > 0 else squares[0]) + step * stride
-                same_row = stride == 6 or ahead // 6 == squares[0] // 6
-                if not 0 <= ahead < 36 or not same_row or state[ahead] != ".":
-                    continue
-                moved = list(state)
-                moved[ahead], moved[squares[0] if step > 0 else squares[-1]] = car, "."
-                following = "".join(moved)
-                if following not in seen:
-                    seen.add(following)
-                    queue.append((following, [*path, f"{car}{step:+d}"]))
-    return []
-
-
 _SEARCHES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
-    "boxnet": _boxes,
     "graph_color": _coloring,
     "propositional_logic": _conclusion,
     "rubiks_cube": _cube,
@@ -452,13 +316,11 @@ OTHER_RIGHT: dict[str, frozenset[str]] = {
     **dict.fromkeys(("pool_matrix", "power_function", "number_sorting"), _ROUNDINGS),
     # `j` for `i`, and any number of zeros.
     "complex_arithmetic": _ROUNDINGS | {"another letter"},
-    # `34 day` and `34` instead of `34 days`.
-    "time_intervals": frozenset({"a character less", "one word less"}),
+    # The same double.
+    "codeio": frozenset({"a character twice"}),
     # The constant of integration.
     "simple_integration": frozenset({"digits attached", "digits attached in front"}),
     "intermediate_integration": frozenset({"digits attached", "digits attached in front"}),
-    # A solved cube or warehouse stays solved after moves that change nothing.
-    "sokoban": frozenset({"twice attached"}),
     # A conclusion that follows from many premises.
     "propositional_logic": frozenset({"'(P ∨ Q)'"}),
     "polynomial_equations": _ROUNDINGS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.audit.candidates import STYLE, Candidate, candidates, constant_names, is_right_after_all, right_answers
+from shared.tasks.audit.candidates import Candidate, candidates, constant_names, is_right_after_all, right_answers
 from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 
@@ -30,8 +30,6 @@ class Finding:
     """Candidates that earned full marks and are right: a rounding, or another valid solution
     (`accepted`).
     """
-    styles: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """Other ways to write the right answer that earned full marks, by name, and how often."""
     constants: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Reward for each constant, by task."""
     timeouts: int = 0
@@ -109,9 +107,6 @@ def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[Candi
     for constant, reward in zip(named, rewards, strict=False):
         finding.constants[constant.name].append(reward)
     for candidate, reward in zip(made, rewards[len(named) :], strict=True):
-        if candidate.kind == STYLE:
-            finding.styles[candidate.name] += reward >= PASS_REWARD
-            continue
         finding.wrong += 1
         if reward < PASS_REWARD:
             continue
