@@ -87,9 +87,7 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
             try:
                 # The spec may have been read in a different process.
                 values["tasks"] = [task.model_dump() for task in with_rows(group.tasks or arm.tasks)]
-                # A prefix that no environment variable has, because a result must not depend on the
-                # environment.
-                config = NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
+                config = NodeConfig(**values)
             except TaskConfigError as error:
                 raise SpecError(str(error)) from None
             except ValidationError as error:

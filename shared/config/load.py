@@ -11,20 +11,12 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from shared.config.section import Section, setting_name
 from shared.plain_files import read_named
@@ -64,19 +56,18 @@ class ConfigError(ValueError):
         self.places = places
 
 
-class Config(BaseSettings):
+class Config(BaseModel):
     """Base of a node's configuration and of its roles' parts."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     FORMER: ClassVar[dict[str, str]] = {"tracing": "the variable OTEL_EXPORTER_OTLP_ENDPOINT"}
     """Sections that there were once, and what to write instead."""
 
     @model_validator(mode="after")
-    def _combinations(self) -> Config:
-        if not _sources.only_sound and (problems := list(self.problems())):
+    def _combinations(self, info: ValidationInfo) -> Config:
+        apart = info.context == _APART
+        if not apart and (problems := list(self.problems())):
             raise ValueError("\n".join(problems))
         return self
 
@@ -95,42 +86,19 @@ class Config(BaseSettings):
         """The values of a file in `folder`, with whole paths where they depend on it."""
         return values
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Overrides, then environment, then the TOML file, as `load` chose them."""
-        if isinstance(env_settings, EnvSettingsSource):
-            env_settings.env_vars = {name.lower(): value for name, value in _sources.variables.items()}
-        return init_settings, env_settings, InitSettingsSource(settings_cls, cls._read(_sources.file))
-
-    @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values without other roles' sections."""
-        return {name: value for name, value in values.items() if name in cls.model_fields or name not in SECTIONS}
-
 
 C = TypeVar("C", bound=Config)
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """The file and the variables of a configuration. pydantic-settings asks the class for its
-    sources and passes nothing along, so those being loaded are in a module variable. only_sound:
-    values at fault were removed, so that sections need not fit together.
-    """
-
-    file: dict[str, Any] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    only_sound: bool = False
+_APART = "apart"
+"""Context of a validation in which sections need not fit together."""
 
 
-_sources = Sources()
+class Sources(NamedTuple):
+    """The values of a file, and the variables that can be read."""
+
+    file: dict[str, Any]
+    variables: Mapping[str, str]
 
 
 def load(
@@ -172,7 +140,7 @@ def read_sources(kind: type[Config], path: Path | None, environment: Mapping[str
     """
     sources, faults = _variables(kind, environment)
     chosen = _chosen_file(path, environment)
-    return (sources if chosen is None else replace(sources, file=kind.placed(_read_toml(chosen), chosen.parent))), faults
+    return (sources if chosen is None else sources._replace(file=kind.placed(_read_toml(chosen), chosen.parent))), faults
 
 
 def _chosen_file(path: Path | None, environment: Mapping[str, str] | None) -> Path | None:
@@ -186,16 +154,43 @@ def _variables(kind: type[Config], environment: Mapping[str, str] | None) -> tup
     return Sources({}, {name: value for name, value in given.items() if name not in misread}), list(misread.values())
 
 
-def built(kind: type[C], sources: Sources, overrides: Mapping[str, Any]) -> tuple[C | None, list[str], set[Location]]:
-    """The configuration, or a line for each fault and the places of the faults."""
-    global _sources
-    before, _sources = _sources, sources
+def built(
+    kind: type[C], sources: Sources, overrides: Mapping[str, Any], *, apart: bool = False
+) -> tuple[C | None, list[str], set[Location]]:
+    """The configuration, or a line for each fault and the places of the faults. apart: sections
+    need not fit together.
+    """
+    values = _merged(_merged(sources.file, _values_of(kind, sources.variables)), overrides)
+    own = {name: value for name, value in values.items() if name in kind.model_fields or name not in SECTIONS}
     try:
-        return kind(**kind._read(overrides)), [], set()
+        return kind.model_validate(own, context=_APART if apart else None), [], set()
     except ValidationError as error:
         return None, _faults_of(kind, error, sources.variables), {_without_kind(problem)[0] for problem in error.errors()}
-    finally:
-        _sources = before
+
+
+def _merged(values: Any, stronger: Any) -> Any:
+    """Nested values, of which the stronger ones win."""
+    if not (isinstance(values, Mapping) and isinstance(stronger, Mapping)):
+        return stronger
+    return {**values, **{name: _merged(values.get(name), value) for name, value in stronger.items()}}
+
+
+def _values_of(config: type[Config], variables: Mapping[str, str]) -> Any:
+    """The nested values that the variables give. The one that names more of the path wins."""
+    values: Any = {}
+    for name in sorted(setting_variables(variables), key=lambda name: name.count("__")):
+        path = _path_of(name)
+        kinds = _kinds(config, path)
+        structured = any(map(_is_structured, kinds)) and variables[name] not in _words(kinds)
+        value = json.loads(variables[name]) if structured else variables[name]
+        for part in reversed(path):
+            value = {part: value}
+        values = _merged(values, value)
+    return values
+
+
+def _path_of(variable: str) -> list[str]:
+    return variable[len(ENV_PREFIX) :].lower().split("__")
 
 
 def setting_variables(variables: Iterable[str]) -> list[str]:
@@ -233,7 +228,7 @@ def _variable_problems(kind: type[Config], variables: Mapping[str, str]) -> dict
     """
     problems = {}
     for name in setting_variables(variables):
-        path = name[len(ENV_PREFIX) :].lower().split("__")
+        path = _path_of(name)
         if path[0] not in SECTIONS:
             names = ", ".join(sorted([*SECTIONS, "config"]))
             hint = did_you_mean(path[0], SECTIONS)
@@ -326,7 +321,7 @@ def variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
     """The environment variable that sets the value at `location`, either directly or as JSON for
     the section or list around it. None if no variable does.
     """
-    paths = {tuple(name[len(ENV_PREFIX) :].lower().split("__")): name for name in setting_variables(variables)}
+    paths = {tuple(_path_of(name)): name for name in setting_variables(variables)}
     for length in range(len(location), 0, -1):
         name = paths.get(tuple(str(part) for part in location[:length]))
         if name is not None and (length == len(location) or _reaches(variables[name], location[length:])):

@@ -87,8 +87,7 @@ def sound_values(path: Path, error: ConfigError) -> SoundValues | None:
     places = tuple(place for place in range(len(tasks) if isinstance(tasks, list) else 0) if ("tasks", place) not in removed)
     at_fault = {variable_at(location, sources.variables) for location in error.places}
     variables = {name: value for name, value in sources.variables.items() if name not in at_fault}
-    sound = Sources(_without(sources.file, removed), variables, only_sound=True)
-    config, _, still = built(NodeConfig, sound, {})
+    config, _, still = built(NodeConfig, Sources(_without(sources.file, removed), variables), {}, apart=True)
     if config is None or still:
         return None
     written = len(places) == len(config.tasks)

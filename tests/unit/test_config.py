@@ -28,6 +28,14 @@ def test_environment_wins_over_the_file_and_overrides_over_both(tmp_path: Path, 
     assert (config.trainer.learning_rate, config.trainer.grad_clip) == (3e-4, 0.5)
 
 
+def test_of_two_variables_the_one_that_names_the_setting_wins_and_both_leave_the_rest_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[trainer]\nmax_steps = 3\n[trainer.lora]\nalpha = 2.0\n[[tasks]]\ndataset = "gcd"\n')
+    variables = {"SWARM_TRAINER__LORA__RANK": "9", "SWARM_TRAINER": '{"grad_clip": 0.5, "lora": {"rank": 4}}'}
+    trainer = load_config(file, environment=variables).trainer
+    assert (trainer.max_steps, trainer.grad_clip, trainer.lora.rank, trainer.lora.alpha) == (3, 0.5, 9, 2.0)
+
+
 def test_the_number_of_copies_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_NATS__REPLICAS", "3")
     monkeypatch.setenv("SWARM_NATS__SWARM_REPLICAS", "5")

@@ -31,7 +31,6 @@ CALLED_BY_OTHERS = {
     **dict.fromkeys(("generate_trace_id", "generate_span_id", "is_trace_id_random"), "OpenTelemetry's IdGenerator"),
     "ignore_aliases": "yaml.SafeDumper",
     "shared/tasks/sandbox/forker.py: insert": "collections.abc.MutableSequence demands it",
-    "settings_customise_sources": "pydantic_settings.BaseSettings",
     "_connect_to_server": "nats.aio.client.Client",
     **dict.fromkeys(("_make_self_pipe", "_close_self_pipe"), "asyncio's selector loop"),
     **dict.fromkeys(("get_code", "get_source"), "importlib.abc.InspectLoader"),

@@ -46,7 +46,7 @@ def test_every_published_spec_gives_complete_runs(file: Path) -> None:
 
 def test_bare_arms_have_no_newer_defence_and_shipped_ones_a_nodes_defaults() -> None:
     bare, shipped = (plan_run(parse_spec(source(settings=name)), "4-4", 1).nodes[0].config for name in ("bare", "shipped"))
-    defaults = NodeConfig(_env_prefix="NO_ENVIRONMENT_", node={"id": "n00"}, tasks=[{"dataset": "gcd"}])
+    defaults = NodeConfig(node={"id": "n00"}, tasks=[{"dataset": "gcd"}])
     assert shipped.sampler == defaults.sampler
     assert shipped.verifier == defaults.verifier
     assert shipped.trainer.constants.policy_check_fraction == defaults.trainer.constants.policy_check_fraction == 1.0

@@ -93,7 +93,7 @@ def test_arms_are_compared_after_as_many_completions() -> None:
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., Plan]:
     def make(**changed: Any) -> Plan:
-        config = NodeConfig(_env_prefix="NO_ENVIRONMENT_", node={"id": "alpha"}, tasks=[{"dataset": "gcd"}], **changed)
+        config = NodeConfig(node={"id": "alpha"}, tasks=[{"dataset": "gcd"}], **changed)
         return Plan(config=config, file=Path("node.toml"), out=tmp_path, nodes=2, steps=2, local=3, external=6)
 
     return make
