@@ -132,8 +132,8 @@ class SamplerConfig(ProcessConfig):
         """As in the base class."""
         if not self.tasks:
             yield (
-                "tasks: at least one [[tasks]] entry is needed, because a configuration file replaces the demo's: begin "
-                "with `swarm config show --all > node.toml`, or choose dataset names from `swarm task list`"
+                "tasks: at least one [[tasks]] entry is needed, because a configuration file, or SWARM_TASKS, replaces the demo's: "
+                "begin with `swarm config show --all > node.toml`, or choose dataset names from `swarm task list`"
             )
         if self.sampler.local + self.sampler.external == 0:
             yield "sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0"

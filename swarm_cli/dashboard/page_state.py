@@ -109,6 +109,7 @@ def swarm_object(
         "state": overall([node["kind"] for node in nodes]),
         "swarm": swarm.swarm,
         "swarm_reachable": swarm.swarm_reachable,
+        "swarm_problem": "" if swarm.swarm_denied else visible(swarm.swarm_problem, 300),
         "cluster": IN_CLUSTER in os.environ,
         "nodes": shown_nodes,
         "nodes_left_out": swarm.left_out + len(nodes) - len(shown_nodes),

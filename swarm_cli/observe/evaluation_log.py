@@ -21,7 +21,7 @@ from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.roster import RosterError, read_roster
 from shared.identity.statements import Heard, SignatureStatus, hear, said_at, said_in
-from shared.transport.base import Ends, KvEntry, StoredMessage, Transport, TransportError
+from shared.transport.base import Ends, KvEntry, NoStream, StoredMessage, Transport, TransportError
 from swarm_cli.errors import CommandError
 
 SWARMS_A_NAME = 4
@@ -464,13 +464,14 @@ async def _listed(swarm_plane: Transport) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Directory:
     """Names of nodes, newest entry first, and their entries. `unreadable`: number of invalid
-    entries; `left_out`: number of entries that were not read.
+    entries; `left_out`: number of entries that were not read; `problem`: why none could be read.
     """
 
     names: tuple[str, ...] = ()
     unreadable: int = 0
     left_out: int = 0
     payloads: Mapping[str, bytes] = field(default_factory=dict)
+    problem: str = ""
 
     def entry(self, name: str) -> Heard[NodeRecord] | None:
         """A node's entry with its signature checked; None if it has none."""
@@ -518,8 +519,8 @@ def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
 
 
 async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:
-    """The newest entries, and those of the nodes in `wanted`. Empty if there is no directory yet or
-    it cannot be read.
+    """The newest entries, and those of the nodes in `wanted`. Empty if there is no directory yet;
+    with its `problem` if it cannot be read.
     """
     bucket = subjects.SWARM_NODES_BUCKET
     try:
@@ -527,7 +528,9 @@ async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> 
         known = {entry.key for entry in entries}
         missing = [name for name in wanted if name not in known] if left_out else []
         found = [await swarm_plane.kv.get(bucket, name) for name in missing]
-    except TransportError:
+    except NoStream:
         return Directory()
+    except TransportError as error:
+        return Directory(problem=f"the swarm's directory could not be read, so nodes on other servers are missing: {error}")
     asked = [entry for entry in found if entry is not None]
     return directory([*entries, *asked], left_out - len(asked))

@@ -51,9 +51,9 @@ HEADER = f"{'time':>7}  {'node':<9}{_columns(_ROW, _ROW)}  state"
 SUMMARY_HEADER = f"{'node':<9}{_columns(_SUMMARY, _SUMMARY)}"
 LEGEND = (
     "reward: mean over the newest step's local groups; held-out: pass rate on tasks never trained on\n"
-    "(r: mean reward, as no pass is defined), (base): that of the base policy; made, shared, taken,\n"
-    "refused: rollout groups since each service started, updated every 2 s (so shared may be ahead of\n"
-    "made); stale: policy versions between sampling and use"
+    "(r: mean reward, as no pass is defined; ?: most answers have no known reward), (base): that of the\n"
+    "base policy; made, shared, taken, refused: rollout groups since each service started, updated every\n"
+    "2 s (so shared may be ahead of made); stale: policy versions between sampling and use"
 )
 LINE_CHARACTERS = 100
 STATE_CHARACTERS = 80
@@ -135,7 +135,8 @@ def _refused(node: NodeState, since: float) -> str:
 
 
 def _newest(node: NodeState) -> str:
-    return "unknown" if node.unscored else str(node.newest_score or "–")
+    newest = node.newest_score
+    return "unknown" if node.unscored else "–" if newest is None else f"{newest}{'?' if newest.unknown > newest.n else ''}"
 
 
 def _groups(node: NodeState, since: float) -> list[str]:

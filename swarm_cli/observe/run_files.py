@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -190,6 +191,8 @@ def _without_huge(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if not isinstance(value, int) or abs(value) < 2**63}
 
 
+STEPS_UNRECORDED = 1000
+"""At most so many steps of a trainer may be missing at the end of its record, as on a full disk."""
 EVALUATIONS_KEPT = 2**17
 """Of a node, the newest."""
 _SETS_KEPT = 64
@@ -229,11 +232,13 @@ def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
 
 
 def read_evaluations(node_dir: Path) -> list[Evaluation]:
-    """A node's evaluations in order of policy version; if one was repeated, the later line
-    counts.
+    """A node's evaluations in order of policy version; if one was repeated, the later line counts.
+    One of a version far beyond the steps on record is nobody's result.
     """
     by_version = {each.policy_version: each for each in recorded_evaluations(node_dir)}
-    return [by_version[version] for version in sorted(by_version)]
+    taken = newest_step(node_dir).get("step")
+    last = taken + STEPS_UNRECORDED if _is_number(taken) else math.inf
+    return [by_version[version] for version in sorted(by_version) if version <= last]
 
 
 def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:

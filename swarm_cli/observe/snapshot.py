@@ -88,7 +88,7 @@ class NoSuchNode(CommandError):
 @dataclass(frozen=True, slots=True)
 class SwarmState:
     """The nodes at one time. `swarm_reachable` is None where there is no swarm plane;
-    `swarm_problem`: why it cannot be reached.
+    `swarm_problem`: why it cannot be reached, or its directory cannot be read.
 
     `left_out`: number of nodes and directory entries that are not among `nodes`; `unreadable`:
     number of invalid entries.
@@ -233,7 +233,7 @@ async def _look(
         listed.unreadable,
         swarm,
         tuple(known),
-        problem,
+        problem or listed.problem,
         denied,
         tuple(earlier),
     )
@@ -516,7 +516,8 @@ async def look_at_hub(transport: Transport, scores: EvaluationLog, swarm: str | 
     found = hub_state(
         time.time(), entries, scores.reports(swarm), counts, unsigned=scores.unsigned(swarm), known=scores.established()
     )
-    return replace(found, swarm=swarm, left_out=found.left_out + listed.left_out, unreadable=listed.unreadable)
+    left_out = found.left_out + listed.left_out
+    return replace(found, swarm=swarm, left_out=left_out, unreadable=listed.unreadable, swarm_problem=listed.problem)
 
 
 def hub_state(

@@ -449,13 +449,15 @@ def hub_caption(seen: SwarmState) -> str:
     groups = "" if seen.groups is None else f" groups in the hub's window: {seen.groups:,};"
     parts = [f"nodes: {len(seen.nodes)};{groups} held-out: pass rate (r: mean reward) / number of tasks, as each node reports"]
     if not seen.nodes:
-        parts = ["no node has joined yet"]
+        parts = [] if seen.swarm_problem else ["no node has joined yet"]
     if seen.left_out:
         parts.append(f"{seen.left_out:,} more nodes are not shown")
     if seen.other_swarms:
         parts.append(f"{seen.other_swarms:,} entries are signed for other swarms: a token chooses the swarm")
     if seen.unreadable:
         parts.append(f"{seen.unreadable:,} unreadable entries in the directory")
+    if seen.swarm_problem:
+        parts.append(visible(seen.swarm_problem))
     if words := _other_versions(seen):
         parts.append(words)
     return "; ".join(parts)

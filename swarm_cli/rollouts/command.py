@@ -231,7 +231,10 @@ async def _show(reader: BatchReader | RecordedBatches, view: View, records: Trai
         _refuse_unseen(request.choice, node, request.names)
         if isinstance(reader, RecordedBatches) and not reader.steps and reader.unreadable:
             raise CommandError(f"no batch of {node} can be read: {reader.unreadable}")
-        note(f"no group in the batches of {node} matches; at most {BATCHES_READ} batches were searched")
+        if await reader.last_seq():
+            note(f"no group in the batches of {node} matches; at most {BATCHES_READ} batches were searched")
+        else:
+            note(f"no batch of {node} is on record" if isinstance(reader, RecordedBatches) else f"{node} has made no batch yet")
     elif newest is not None and newest.yet:
         note("the newest batch waits for its step: --trained shows only groups that a step has trained on")
 

@@ -210,6 +210,17 @@ def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_liv
     assert (row["n"], row["unknown"]) == (16, 9)
 
 
+def test_rollouts_of_a_run_without_a_batch_say_that_none_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "runs" / "short"
+    (folder / "alpha").mkdir(parents=True)
+    (folder / "alpha" / "eval.jsonl").write_text("")
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions()))
+    write_end(folder, 0, "progress")
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    code, out, err = swarm("rollouts", "alpha", "--run", "short")
+    assert (code, out) == (0, "") and "no batch of alpha is on record" in err and "matches" not in err
+
+
 def test_what_is_no_run_here_is_refused_with_the_runs_that_are(var_dir: Path) -> None:
     code, _, err = swarm("status", "--run", "second")
     assert code == 1 and "no run 'second'" in err and "newest are first" in err

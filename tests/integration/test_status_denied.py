@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 
 from shared.config import load_config
-from shared.contracts.streams import ensure_node_streams
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, create
 from shared.transport.connect import connect
 from shared.transport.nats.client import PromptTransport
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.observe.snapshot import NoSuchNode, take_snapshot
-from swarm_cli.observe.status import show
+from swarm_cli.observe.evaluation_log import EvaluationLog
+from swarm_cli.observe.snapshot import NoSuchNode, look_at_hub, take_snapshot
+from swarm_cli.observe.status import hub_caption, show
 from swarm_cli.observe.top import screen
 from swarm_cli.target import Target, check_listening
 from tests.nats_server import NatsServer
@@ -51,6 +52,22 @@ async def test_a_node_is_shown_to_whoever_has_no_key_for_the_swarm(planes: tuple
     Console(file=on_screen, width=300).print(screen(snapshot, height=40, width=300, headline=node.url))
     for said in (written.getvalue(), on_screen.getvalue()):
         assert "refuses this command (nats.swarm_key_file)" in said and "train alone" not in said
+
+
+@pytest.mark.slow
+async def test_a_directory_that_cannot_be_read_is_not_shown_as_an_empty_one(tmp_path: Path) -> None:
+    asked = "$JS.API.DIRECT.GET.KV_swarm_nodes"
+    users = f'default_permissions: {{ publish: {{ deny: ["{asked}", "{asked}.>"] }} }}, users: [{{ user: a, password: a }}]'
+    deny = f"authorization {{ {users} }}\nno_auth_user: a"
+    hub = NatsServer(tmp_path / "hub", config=deny).start()
+    try:
+        plane = await connect(hub.url, name="test", timeout_s=10)
+        await ensure_swarm_streams(plane)
+        seen = await look_at_hub(plane, EvaluationLog())
+        assert "directory could not be read" in seen.swarm_problem and "directory could not be read" in hub_caption(seen)
+        await plane.close()
+    finally:
+        hub.stop()
 
 
 def test_a_connection_whose_tls_is_over_is_ended_all_the_same() -> None:

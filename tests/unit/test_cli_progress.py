@@ -254,6 +254,12 @@ def test_the_step_rate_of_a_trainer_that_takes_its_steps_again_is_not_negative()
     assert [rate.update(*each) for each in ((0.0, 50), (30.0, 70), (40.0, 55), (50.0, 60))] == [None, 40.0, None, 30.0]
 
 
+def test_a_row_marks_a_score_of_few_of_the_answers() -> None:
+    few, most = (replace(view(5, evaluated=5), evaluation=None, scores=(Evaluation(5, 0.5, n, unknown=16 - n),)) for n in (7, 9))
+    assert "0.500?" in row_lines(few, 65.0)[0] and "0.500?" not in row_lines(most, 65.0)[0]
+    assert "0.500?" in summary([few])[1]
+
+
 def all_unknown(step: int = 0, **verifier: float) -> NodeState:
     """A node whose trainer waits for groups, with these figures of its verifier."""
     states = {"generator": "generating", "trainer": FIRST_GROUPS}

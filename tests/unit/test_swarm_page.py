@@ -220,6 +220,13 @@ def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Pa
         assert points(found) == [(0, 0.125), (4, 0.5), (6, 0.75)] == compared(known).curves[""]
 
 
+def test_a_score_of_a_version_far_beyond_the_steps_on_record_is_nobodys(tmp_path: Path) -> None:
+    forged = [report("alpha", version, rate) for version, rate in ((0, 0.125), (4, 0.5), (10**9, 1.0))]
+    assert [each.policy_version for each in recorded(tmp_path, *forged)] == [0, 4, 10**9], "without a trainer's record nobody knows"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 4}\n')
+    assert [each.policy_version for each in recorded(tmp_path, *forged)] == [0, 4]
+
+
 def test_a_curve_for_each_task_is_by_the_measure_of_its_newest_result() -> None:
     def of(version: int, **by_task: tuple[float | None, float]) -> Evaluation:
         results = {name: TaskScore(n=4, pass_rate=rate, mean_reward=mean) for name, (rate, mean) in by_task.items()}

@@ -38,7 +38,7 @@ const troubleOf = (told) => (told.state === "running" && Object.keys(TROUBLES).f
 /** What is wrong, with its remedy; nothing if all is well. */
 function banner(told) {
   const trouble = troubleOf(told), broke = told.state === "ended" && told.ended && !told.ended.in_order;
-  const kind = broke ? "bad" : trouble ? "warn" : ALARMS[told.state], apart_ = told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null;
+  const kind = broke ? "bad" : trouble ? "warn" : ALARMS[told.state], apart_ = told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : told.swarm_problem ? el("p", {}, el("bdi", { text: told.swarm_problem })) : null;
   if (!kind) return apart_ || told.problem ? el("div", { class: "banner warn" }, apart_, told.problem ? el("p", {}, el("bdi", {}, ...worded(told.problem))) : null) : null;
   const [sign, title, words] = broke ? ["!", "The run broke off", told.ended.words] : TROUBLES[trouble] || STATES[told.state];
   const unwell = (node) => (told.state === "failed" ? node.kind === "silent" : trouble && node.trouble === trouble);
