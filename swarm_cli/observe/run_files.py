@@ -236,7 +236,7 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
     One of a version far beyond the steps on record is nobody's result.
     """
     by_version = {each.policy_version: each for each in recorded_evaluations(node_dir)}
-    taken = newest_step(node_dir).get("step")
+    taken: Any = newest_step(node_dir).get("step")
     last = taken + STEPS_UNRECORDED if _is_number(taken) else math.inf
     return [by_version[version] for version in sorted(by_version) if version <= last]
 
