@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
-from lab.mistakes import Field, Mistake, mistakes_of, sets, told
 from lab.spec import Attack, Role, Spec, SpecError, merged
 from shared.config import NodeConfig
 from shared.tasks import TaskConfigError
@@ -76,8 +74,7 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
     """
     arm = spec.arms[arm_name]
     nodes: list[PlannedNode] = []
-    mistakes: list[Mistake] = []
-    for place, group in enumerate(arm.nodes):
+    for group in arm.nodes:
         for _ in range(group.count):
             name = name_of(len(nodes))
             values = merged(_BARE if spec.settings == "bare" else {}, merged(arm.overrides, group.overrides))
@@ -91,13 +88,10 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
             except TaskConfigError as error:
                 raise SpecError(str(error)) from None
             except ValidationError as error:
-                found = mistakes_of(error, arm_name, keys="`swarm config show --all` lists all keys")
-                mistakes += [mistake._replace(field=in_group(group.overrides, place, mistake.field)) for mistake in found]
-                break
+                raise SpecError.of(error, arm_name, "`swarm config show --all` lists all keys") from None
             nodes.append(PlannedNode(name=name, role=group.role, config=config))
-    mistakes = mistakes or _misfits(arm_name, nodes)
-    if mistakes:
-        raise SpecError("\n".join(told(mistakes, spec.source)), mistakes)
+    if misfit := _misfit(nodes):
+        raise SpecError(f"arm {arm_name}: {misfit}")
     return PlannedRun(
         experiment=spec.name,
         arm=arm_name,
@@ -110,22 +104,14 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
     )
 
 
-def in_group(overrides: Mapping[str, Any], place: int, field: Field) -> Field:
-    """The field's name in the spec: that of a `[[nodes]]` entry if the entry sets it, else the
-    arm's.
-    """
-    return ("nodes", place, *field) if field and sets(overrides, field) else field
-
-
-def _misfits(name: str, nodes: list[PlannedNode]) -> list[Mistake]:
-    """Settings that are valid on their own but cannot be combined."""
+def _misfit(nodes: list[PlannedNode]) -> str | None:
+    """What is wrong with settings that are valid on their own but cannot be combined."""
     honest = [node for node in nodes if node.role == "honest"]
     if not honest:
-        return [Mistake(name, ("nodes",), "no node is honest, so nothing would be measured")]
+        return "nodes: no node is honest, so nothing would be measured"
     if any(node.config.sampler.shortage == "wait" for node in honest):
-        problem = "all nodes' rounds are in step, so a batch cannot wait for groups: use short or fill_local"
-        return [Mistake(name, ("sampler", "shortage"), problem)]
+        return "sampler.shortage: all nodes' rounds are in step, so a batch cannot wait for groups: use short or fill_local"
     models = {node.config.model.path for node in honest}
     if other := next((node.config.model.path for node in nodes if node.config.model.path not in models), None):
-        return [Mistake(name, ("nodes",), f"a hostile node answers with an honest node's policy, and none has the model {other}")]
-    return []
+        return f"nodes: a hostile node answers with an honest node's policy, and none has the model {other}"
+    return None

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from lab.mistakes import Mistake, mistakes_of, plain_lines, told
 from shared.config import TaskSpec
 from shared.config.load import MAX_FILE_BYTES
+from shared.config.section import setting_name
 from shared.plain_files import read_named
 from shared.tasks.file_source import with_rows
 from shared.text import error_text
@@ -41,14 +41,24 @@ Sources = Annotated[list[TaskSpec], AfterValidator(with_rows)]
 
 
 class SpecError(ValueError):
-    """A spec cannot be used; the message names the file, each field and what is wrong with it.
-
-    `mistakes` are those of one arm, for callers that collect them over all arms.
+    """A spec cannot be used; the message names the first arm with a mistake, its fields, and what
+    is wrong with them.
     """
 
-    def __init__(self, message: str, mistakes: Sequence[Mistake] = ()) -> None:
-        super().__init__(message)
-        self.mistakes = mistakes
+    @classmethod
+    def of(cls, error: ValidationError, arm: str = "", keys: str = _KEYS) -> SpecError:
+        """The error of an arm or of the spec. `keys` says where known keys are listed."""
+        lines = []
+        for problem in error.errors():
+            message = problem["msg"].removeprefix("Value error, ")
+            if problem["type"] == "extra_forbidden":
+                message = f"unknown key; remove it or correct its spelling ({keys})"
+            elif problem["type"] == "missing":
+                message = "is missing"
+            elif problem["loc"] and problem["type"] != "value_error":
+                message += f", got {problem['input']!r}"
+            lines.append(": ".join(filter(None, [arm and f"arm {arm}", setting_name(problem["loc"]), message])))
+        return cls("\n".join(lines))
 
 
 class _Table(BaseModel):
@@ -195,31 +205,27 @@ def parse_spec(source: Mapping[str, Any]) -> Spec:
     """Check a spec's content.
 
     Raises:
-        SpecError: one line a problem, `field: what is wrong`.
+        SpecError: a field is wrong.
     """
     base = _common(source)
     arms = source.get("arms") or {"base": {}}
     if not isinstance(arms, Mapping) or not all(isinstance(arm, Mapping) for arm in arms.values()):
-        raise SpecError("  arms: give each arm a table, [arms.NAME]")
+        raise SpecError("arms: give each arm a table, [arms.NAME]")
     complete: dict[str, Arm] = {}
-    mistakes: list[Mistake] = []
     for name, values in arms.items():
         try:
             complete[name] = Arm(**merged(base, values))
         except ValidationError as error:
-            mistakes += mistakes_of(error, name, keys=_KEYS)
+            raise SpecError.of(error, name) from None
     head = {key: source[key] for key in _SPEC_KEYS if key in source}
-    lines = told(mistakes, source)
     try:
         spec = Spec(**head, arms=complete, source=dict(source))
     except ValidationError as error:
-        raise SpecError("\n".join([*plain_lines(mistakes_of(error)), *lines])) from None
-    if lines:
-        raise SpecError("\n".join(lines))
+        raise SpecError.of(error) from None
     named = [("baseline", spec.baseline), *(("confirm", arm) for pair in spec.confirm for arm in pair.split("/", 1))]
     for field, arm in [*named, *((f"arms.{name}.baseline", arm.baseline) for name, arm in spec.arms.items())]:
         if arm and arm not in spec.arms:
-            raise SpecError(f"  {field}: no arm is called {arm!r}; there are {', '.join(spec.arms)}")
+            raise SpecError(f"{field}: no arm is called {arm!r}; there are {', '.join(spec.arms)}")
     return spec
 
 

@@ -84,7 +84,7 @@ def test_an_experiment_whose_runs_are_all_there_keeps_its_manifest(spec_file: Pa
 @pytest.mark.parametrize(
     ("changed", "options", "said"),
     [
-        (('/model"', '/modle"'), (), "  model.path: model.path"),
+        (('/model"', '/modle"'), (), "arm 8-0: model.path"),
         (("", ""), ("--arms", ""), "--arms names none"),
     ],
 )

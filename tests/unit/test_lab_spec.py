@@ -85,13 +85,12 @@ def test_nodes_may_differ_in_role_tasks_and_any_section() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": 0}, r"^  rounds: .*greater than or equal to 1"),
-        ({"speed": 1}, r"^  speed: unknown key"),
+        ({"rounds": 0}, r"^arm 8-0: rounds: .*greater than or equal to 1"),
+        ({"speed": 1}, r"^arm 8-0: speed: unknown key"),
         ({"seeds": []}, r"seeds: .*at least 1"),
-        ({"seeds": [1, 2, 1]}, r"^  seeds: 1 is listed twice$"),
-        ({"seeds": [-1]}, r"^  seeds: -1 is below 0$"),
-        ({"round": 6, "seeds": [1, 1]}, r"^  seeds: 1 is listed twice\n  round: unknown key[^\n]*$"),
-        ({"arms": {"4-4": {"rounds": 0}}}, r"^  arms\.4-4\.rounds: [^\n]*, got 0$"),
+        ({"seeds": [1, 2, 1]}, r"^seeds: 1 is listed twice$"),
+        ({"seeds": [-1]}, r"^seeds: -1 is below 0$"),
+        ({"arms": {"4-4": {"rounds": 0}}}, r"^arm 4-4: rounds: [^\n]*, got 0$"),
         ({"nodes": [{"role": "evil"}]}, r"\[\[nodes\]\] 1: role"),
         ({"baseline": "none"}, r"baseline: no arm is called 'none'; there are 8-0, 4-4"),
     ],
@@ -104,9 +103,9 @@ def test_a_mistake_is_named_with_its_field(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer": {"learning_rat": 1}}, r"^  trainer\.learning_rat: unknown key"),
+        ({"trainer": {"learning_rat": 1}}, r"^arm 4-4: trainer\.learning_rat: unknown key"),
         ({"sampler": {"strategy": "best"}}, r"best"),
-        ({"sampler": {"shortage": "wait"}}, r"^  sampler\.shortage: all nodes' rounds are in step"),
+        ({"sampler": {"shortage": "wait"}}, r"^arm 4-4: sampler\.shortage: all nodes' rounds are in step"),
         ({"nodes": [{"role": "starve"}]}, r"no node is honest"),
         ({"nodes": [{}, {"role": "starve", "model": {"path": "elsewhere"}}]}, r"none has the model elsewhere"),
     ],
