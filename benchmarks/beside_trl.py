@@ -39,7 +39,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "chain_sum": {**_DIGITS, "max_digits": 2},
 }
 """The demo's (config/smollm2.toml)."""
-HELD_OUT, ROWS_OF_A_TASK = 120, 300
+ROWS_OF_A_TASK = 300
 DEADLINE_S = 1500.0
 _SAMPLE_S = 0.5
 
@@ -122,10 +122,10 @@ def write_rows(folder: Path) -> None:
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
 
 
-def write_files(folder: Path, model: Path, steps: int, seed: int) -> dict[str, int]:
+def write_files(folder: Path, model: Path, steps: int, asked: int, seed: int) -> dict[str, int]:
     """Write what a user of each would; returns the lines of their own, without empty ones."""
     values = {
-        "model": model, "completions": COMPLETIONS, "new_tokens": NEW_TOKENS, "held_out": HELD_OUT, "steps": steps,
+        "model": model, "completions": COMPLETIONS, "new_tokens": NEW_TOKENS, "held_out": asked, "steps": steps,
         "groups": GROUPS, "rate": RATE, "batch": GROUPS * COMPLETIONS, "seed": seed,
     }  # fmt: skip
     files = {"rewards.py": REWARDS, "node.toml": SWARM.format(**values), "train.py": TRL.format(**values)}
@@ -135,13 +135,13 @@ def write_files(folder: Path, model: Path, steps: int, seed: int) -> dict[str, i
     return {"Swarm": lines["node.toml"] + lines["rewards.py"], "TRL": lines["train.py"] + lines["rewards.py"]}
 
 
-def hold_out(folder: Path) -> None:
+def hold_out(folder: Path, asked: int) -> None:
     """Write `train.jsonl`: the rows that the node does not hold out."""
     here = Path.cwd()
     try:
         os.chdir(folder)  # paths in node.toml are relative to it
         config = load_config(Path("node.toml"))
-        held = {json.dumps(task.ref.index) for task in held_out_tasks(with_rows(config.tasks), HELD_OUT)}
+        held = {json.dumps(task.ref.index) for task in held_out_tasks(with_rows(config.tasks), asked)}
     finally:
         os.chdir(here)
     rows = (folder / "questions.jsonl").read_text().splitlines(keepends=True)
@@ -233,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.beside_trl", description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path, help="folder of the model, such as var/models/smollm2")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--held-out", type=int, default=120, help="questions that neither side is trained on")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("var/beside-trl"))
     asked = parser.parse_args(arguments)
@@ -244,8 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = out / f"seed-{seed}"
         folder.mkdir()
         write_rows(folder)
-        results["lines"] = write_files(folder, asked.model.absolute(), asked.steps, seed)
-        hold_out(folder)
+        results["lines"] = write_files(folder, asked.model.absolute(), asked.steps, asked.held_out, seed)
+        hold_out(folder, asked.held_out)
         results.setdefault("base", held_out(folder, str(asked.model.absolute())))
         # In turns, so that a machine that slows down favours neither.
         sides = {"Swarm": lambda: train_swarm(folder, asked.steps, seed), "TRL": lambda: train_trl(folder, asked.steps)}  # noqa: B023

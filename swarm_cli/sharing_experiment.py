@@ -25,12 +25,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -146,18 +146,25 @@ class Cost:
         return self.start + max(0, steps - TRIAL_STEPS) * self.step + max(0, evaluations) * self.evaluation
 
 
+FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "local groups": lambda step: step["groups_local"],
+    "further groups": lambda step: step["groups_external"] + step.get("groups_replayed", 0),
+    "tokens trained on": lambda step: step["tokens"],
+    "updates": lambda step: bool(step["updated"]),
+    "seconds": lambda step: math.fsum(step["phase_seconds"].values()),
+}
+"""What a node did, each the sum over its steps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """A complete run. curves: of each node, held-out scores by the completions of its own that it
-    had trained on; the other figures are means over the nodes. asked: what was evaluated, and how
+    had trained on. figures: means over the nodes of `FIGURES`. asked: what was evaluated, and how
     it was scored.
     """
 
     curves: tuple[tuple[tuple[float, float], ...], ...]
-    completions: float
-    further: float
-    updates: float
-    seconds: float
+    figures: Mapping[str, float]
     asked: frozenset[tuple[str, str, int]]
 
     @property
@@ -402,7 +409,7 @@ def read_result(plan: Plan, arm: str, seed: int) -> Result:
         CommandError: the records of a node hold no step or no score.
     """
     completions = plan.config.generator.completions
-    curves, totals, asked = [], [], set()
+    curves, taken, asked = [], [], set()
     for node in plan.node_names:
         folder = _folder(plan, arm, seed) / node
         steps = read_steps(folder)
@@ -412,18 +419,9 @@ def read_result(plan: Plan, arm: str, seed: int) -> Result:
             raise CommandError(f"{folder}: no {what} is on record: remove {folder.parent} and run again")
         asked |= {each.held_out_set for each in scored}
         curves.append(tuple((float(_made(steps, each) * completions), float(each.score or 0.0)) for each in scored))
-        totals.append(
-            (
-                completions * sum(step["groups_local"] for step in steps),
-                sum(step["groups_external"] + step.get("groups_replayed", 0) for step in steps),
-                sum(bool(step["updated"]) for step in steps),
-                math.fsum(seconds for step in steps for seconds in step["phase_seconds"].values()),
-            )
-        )
-    made, further, updates, seconds = (fmean(values) for values in zip(*totals, strict=True))
-    return Result(
-        curves=tuple(curves), completions=made, further=further, updates=updates, seconds=seconds, asked=frozenset(asked)
-    )  # fmt: skip
+        taken.append(steps)
+    figures = {name: fmean(sum(map(of, steps)) for steps in taken) for name, of in FIGURES.items()}
+    return Result(curves=tuple(curves), figures=figures, asked=frozenset(asked))
 
 
 def _made(steps: Sequence[Mapping[str, int]], evaluation: Evaluation) -> int:
@@ -486,22 +484,20 @@ def _seed_table(pairs: Pairs) -> list[str]:
 
 def report_text(plan: Plan, pairs: Pairs) -> str:
     """The text of `report.md`."""
-    arms = ["| arm | completions a node | further groups a node | updates | seconds of a node's steps |", "|---|---|---|---|---|"]
+    arms = [f"| arm | {' | '.join(FIGURES)} |", "|---" * (len(FIGURES) + 1) + "|"]
     for arm, name in ARMS.items():
-        means = (
-            fmean(getattr(results[arm], figure) for results in pairs.values())
-            for figure in ("completions", "further", "updates", "seconds")
-        )
+        means = (fmean(results[arm].figures[figure] for results in pairs.values()) for figure in FIGURES)
         arms.append(f"| {name} | " + " | ".join(f"{mean:,.0f}" for mean in means) + " |")
+    shared = any(results[SHARING].figures["further groups"] for results in pairs.values())
     nothing = "**No foreign group was trained on**, so nothing was shared: `up.log` and the verifiers' logs say why.\n\n"
     return (
         f"# Does sharing help here?\n\n{sentence(pairs)}.\n\n![Held-out score by completions](sharing.png)\n\n"
-        f"{'' if any(results[SHARING].further for results in pairs.values()) else nothing}"
+        f"{'' if shared else nothing}"
         f"{plan.definition}\n\n## By seed\n\n" + "\n".join(_seed_table(pairs)) + "\n\n"
         "Scores are means over the nodes, where both arms had trained on as many completions. The interval is Student's over the "
         "differences by seed. The number of seeds that would show it assumes that their mean and spread stay as they are.\n\n"
         "## By arm\n\n" + "\n".join(arms) + "\n\n"
-        "Means over nodes and seeds. One learning rate is used for both arms; own replay may do better at a lower one.\n\n"
+        "Of a node, means over nodes and seeds. Both arms use one learning rate; own replay may do better at a lower one.\n\n"
         f"Model `{plan.config.model.path}`, configuration `{plan.file}`. Raw records: `ARM/seed-N/NODE/*.jsonl`.\n"
     )
 

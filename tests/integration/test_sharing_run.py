@@ -124,6 +124,8 @@ def test_sharing_is_measured_with_a_users_own_rows_and_reward_and_goes_on_where_
             ends[arm, seed] = statistics.fmean(line["pass_rate"] for line in last)
     replayed = [line.get("groups_replayed", 0) for line in _lines(out / "own-replay" / "seed-1" / "alpha" / "metrics.jsonl")]
     assert replayed[0] == 0 and 0 < replayed[1] <= LOCAL
+    shared = [line["groups_external"] for node in NODES for line in _lines(out / "sharing" / "seed-1" / node / "metrics.jsonl")]
+    assert sum(shared) > 0
     gains = [ends["sharing", seed] - ends["own-replay", seed] for seed in SEEDS]
     assert "| 2 | " in said and f"{round(gains[1], 3) + 0.0:+.3f} |" in said
     assert said.startswith(f"Sharing: {round(statistics.fmean(gains), 2) + 0.0:+.2f} held-out (95 %: ")

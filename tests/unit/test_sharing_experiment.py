@@ -62,7 +62,7 @@ def test_a_mean_of_0_is_shown_by_no_number_of_seeds() -> None:
 def _pairs(*gains: float) -> dict[int, dict[str, Result]]:
     def result(end: float) -> Result:
         curves = (((0.0, 0.2), (100.0, end)), ((0.0, 0.2), (100.0, end)))
-        return Result(curves=curves, completions=100.0, further=10.0, updates=5.0, seconds=9.0, asked=frozenset())
+        return Result(curves=curves, figures={}, asked=frozenset())
 
     return {seed: {SHARING: result(0.3 + gain), REPLAY: result(0.3)} for seed, gain in enumerate(gains, start=1)}
 
@@ -84,9 +84,7 @@ def test_the_sentence_has_the_gain_its_interval_and_the_number_of_seeds(gains: t
 
 
 def test_arms_are_compared_after_as_many_completions() -> None:
-    longer = Result(
-        curves=(((0.0, 0.2), (100.0, 0.4), (200.0, 0.8)),), completions=200, further=0, updates=0, seconds=0, asked=frozenset()
-    )
+    longer = Result(curves=(((0.0, 0.2), (100.0, 0.4), (200.0, 0.8)),), figures={}, asked=frozenset())
     assert differences({1: {**_pairs(0.0)[1], SHARING: longer}}) == [pytest.approx(0.1)]
 
 
@@ -104,10 +102,8 @@ def test_a_result_is_the_mean_of_its_nodes_by_completions_of_their_own(plan: Cal
     for node, rates in {"alpha": [0.1, 0.3], "beta": [0.2, 0.6]}.items():
         folder = made.out / SHARING / "seed-1" / node
         folder.mkdir(parents=True)
-        steps = [
-            {"step": step, "groups_local": 3, "groups_external": step, "updated": step == 2, "phase_seconds": {"wait": 1.5}}
-            for step in (1, 2)
-        ]
+        fixed = {"groups_local": 3, "tokens": 50, "phase_seconds": {"wait": 1.5}}
+        steps = [{"step": step, "groups_external": step, "updated": step == 2, **fixed} for step in (1, 2)]
         scores = [
             {"policy_version": version, "n": 10, "pass_rate": rate, "mean_reward": rate, "held_out": "a" * 64, "scorer": "b" * 64}
             for version, rate in zip((0, 2), rates, strict=True)
@@ -115,7 +111,7 @@ def test_a_result_is_the_mean_of_its_nodes_by_completions_of_their_own(plan: Cal
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
         (folder / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scores))
     result = read_result(made, SHARING, 1)
-    assert (result.completions, result.further, result.updates, result.seconds) == (24, 3, 1, 3.0)
+    assert list(result.figures.values()) == [6, 3, 100, 1, 3.0]
     assert result.mean == [(0.0, pytest.approx(0.15)), (24.0, pytest.approx(0.45))]
     assert result.at(12) == pytest.approx(0.3)
     with pytest.raises(CommandError, match="no step is on record"):
