@@ -40,13 +40,13 @@ _PALETTE = 256
 
 
 def draw_plots(name: str, runs: Runs, out: Path) -> list[Path]:
-    """Draw every plot that the runs have data for, and return the files."""
+    """Draw the held-out curves, if there are any, and return the files."""
     plt.rcParams.update(
         {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
     )
     if not any(len(run.held_out) > 1 for by_seed in runs.values() for run in by_seed.values()):
         return []
-    return [_held_out(name, runs, out / "held_out.png"), _by_task(name, runs, out / "held_out_by_task.png")]
+    return [_held_out(name, runs, out / "held_out.png")]
 
 
 def _held_out(name: str, runs: Runs, file: Path) -> Path:
@@ -58,25 +58,6 @@ def _held_out(name: str, runs: Runs, file: Path) -> Path:
     axes[1].xaxis.set_major_formatter(EngFormatter(sep=""))
     _legend(axes[0])
     return _save(figure, f"{name}: held-out pass rate", file)
-
-
-def _by_task(name: str, runs: Runs, file: Path) -> Path:
-    """The mean says little where one of the tasks is learned and another not at all."""
-    tasks = list(dict.fromkeys(task for by_seed in runs.values() for run in by_seed.values() for task in run.held_out_of_task))
-    columns = min(3, len(tasks))
-    rows = -(-len(tasks) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(3.6 * columns, 2.6 * rows), squeeze=False, sharex=True, constrained_layout=True
-    )
-    for place, axis in enumerate(grid.flat):
-        if place >= len(tasks):
-            axis.axis("off")
-            continue
-        task = tasks[place]
-        _lines(axis, runs, lambda run, task=task: run.held_out_of_task.get(task, []))  # type: ignore[misc]
-        _label(axis, task, "pass rate" if place % columns == 0 else "", "round" if place >= len(tasks) - columns else "")
-    _legend(grid.flat[0])
-    return _save(figure, f"{name}: held-out pass rate by dataset", file)
 
 
 def _lines(axis: Any, runs: Runs, series_of: Callable[[Measures], Sequence[Point]]) -> None:

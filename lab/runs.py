@@ -82,14 +82,6 @@ class RunFolder:
         digest: str | None = self._said().get("settings")
         return digest
 
-    def settings(self) -> dict[str, Any] | None:
-        """A complete run's settings; None if they were not kept."""
-        file = self.path.parent / SETTINGS_FILE
-        if not file.is_file():
-            return None
-        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return settings if settings_digest(settings) == self.settings_digest() else None
-
     def commit(self) -> str:
         """The commit of the code that made a complete run, with `-dirty` if files differed from the
         commit.
@@ -164,14 +156,13 @@ def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None
     runs. Runs of before settings were recorded are joined if the arm sets all that matters.
     """
     for folder in finished:
-        now, before = resolved_settings(spec, arm), folder.settings()
-        if folder.settings_digest() == settings_digest(now) or (folder.settings_digest() is None and spec.settings == "bare"):
+        made_with, now = folder.settings_digest(), settings_digest(resolved_settings(spec, arm))
+        if made_with == now or (made_with is None and spec.settings == "bare"):
             continue
-        changed = f" ({differences(before, now)})" if before else ""
         raise SpecError(
-            f"arm {arm}: defaults may have changed since its finished runs were made{changed}; {folder.path} was made by commit "
-            f"{folder.commit()}. So as not to mix defaults in one arm, make it with that commit's code, or give the arm another "
-            "name in the spec"
+            f"arm {arm}: defaults may have changed since its finished runs were made: {folder.path} was made by commit "
+            f"{folder.commit()}, with the settings in {folder.path.parent / SETTINGS_FILE}. So as not to mix defaults in one arm, "
+            "make it with that commit's code, or give the arm another name in the spec"
         )
 
 
@@ -272,7 +263,6 @@ def code_commit() -> str:
 
 _BESIDE_THE_RUN = {"node", "nats", "policy_store", "http", "log"}
 """Sections that contain only a node's place and name."""
-_MOST_NAMED = 3
 
 
 def resolved_settings(spec: Spec, arm: str) -> dict[str, Any]:
@@ -300,30 +290,3 @@ def resolved_settings(spec: Spec, arm: str) -> dict[str, Any]:
 def settings_digest(settings: Mapping[str, Any]) -> str:
     """A digest of resolved settings in sixteen digits."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first settings that differ, for a message. A setting of several kinds of nodes is named
-    once.
-    """
-    old, new = dict(_flat(before)), dict(_flat(now))
-    changed: dict[str, str] = {}
-    for key in (*old, *(key for key in new if key not in old)):
-        if old.get(key) != new.get(key) or (key in old) != (key in new):
-            was = f"was {json.dumps(old[key])}" if key in old else "did not exist"
-            becomes = f"is {json.dumps(new[key])}" if key in new else "no longer exists"
-            name = key.split(".", 2)[2] if key.startswith("nodes.") else key
-            changed.setdefault(name, f"{name} {was} and {becomes}")
-    rest = len(changed) - _MOST_NAMED
-    return "; ".join([*list(changed.values())[:_MOST_NAMED], *([f"and {rest} more"] if rest > 0 else [])])
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, part in value.items():
-            yield from _flat(part, f"{name}.{key}" if name else str(key))
-    elif name == "nodes":
-        for place, part in enumerate(value):
-            yield from _flat(part, f"nodes.{place}")
-    else:
-        yield name, value
