@@ -5,14 +5,23 @@ the machine.
 from __future__ import annotations
 
 import asyncio
+import json
+import runpy
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks import beside_trl
 from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.table import markdown, ratio_text, sides_text
 from benchmarks.waiting import result_of, wait_share
+from shared.config import load_config
+from shared.tasks import held_out_tasks
+from shared.tasks.file_source import with_rows
 from tests.chaos.figures import Row, page
+
+REPO = Path(__file__).resolve().parents[2]
 
 RESULT = Result(
     row="a-row",
@@ -119,3 +128,25 @@ def test_the_share_waited_is_that_of_all_seconds() -> None:
     result = result_of(phases * 5, cores=2)
     assert result.ratio == 0.25 and result.met
     assert not result_of([{"wait": 3.0, "forward_backward": 1.0}] * 5, cores=2).met
+
+
+@pytest.mark.slow
+def test_trl_is_not_shown_what_swarm_holds_out_and_both_can_read_the_rows_and_the_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside_trl.write_rows(tmp_path)
+    lines = beside_trl.write_files(tmp_path, Path("models/base").absolute(), steps=2, asked=16, seed=1)
+    beside_trl.hold_out(tmp_path, 16)
+    monkeypatch.chdir(tmp_path)
+    shown, rows = (
+        {line["prompt"][0]["content"]: line["answer"] for line in map(json.loads, Path(name).read_text().splitlines())}
+        for name in ("train.jsonl", "questions.jsonl")
+    )
+    tasks = held_out_tasks(with_rows(load_config(Path("node.toml")).tasks), 16)
+    assert {task.prompt[-1].parts[0].text for task in tasks} == rows.keys() - shown.keys()
+    assert len(rows) - len(shown) == 16
+    reward = runpy.run_path("rewards.py")["accuracy"]
+    said = [[{"role": "assistant", "content": text}] for text in ("It is 12.", "12 or 13", "none")]
+    assert reward(said, answer=["12"] * 3) == [1.0, 0.0, 0.0]
+    speed = " ".join((REPO / "docs" / "speed.md").read_text().split())
+    assert f"{lines['Swarm']} for Swarm, {lines['TRL']} for TRL" in speed
