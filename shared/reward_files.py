@@ -126,6 +126,22 @@ class Signature:
         return f"{told}: use one of them, or give it a default"
 
 
+def columns_used(verifier: str) -> frozenset[str] | None:
+    """The columns, besides question and answer, that rewards get; None for all that there are: a
+    reward has `**columns` and reads them, or only running its file tells its parameters.
+    """
+    used: frozenset[str] = frozenset()
+    for part in parts_of(verifier):
+        try:
+            signature = read_signature(part) if part.file else Signature((), frozenset())
+        except RewardFileError:
+            continue  # which `reward_problems` tells
+        if signature is None or (signature.takes_all and signature.form != "plain"):
+            return None
+        used |= signature.columns if signature.form else frozenset()
+    return used
+
+
 def parts_of(verifier: str) -> list[Part]:
     """The rewards that a verifier's name stands for."""
     if verifier.startswith("["):

@@ -209,9 +209,7 @@ def _row_item(ref: TaskRef) -> Item:
     # The seed is ignored: a row is the same under all of them.
     question, answer = rows.row(ref.index)
     task = row_task(ref, question, answer)
-    texts = {"question": task.text, "answer": answer}
-    columns = texts | {name: texts[setting] for setting, name in rows.columns.items()}
-    return Item(task, None, {**texts, "metadata": {}, "columns": columns})
+    return Item(task, None, {"question": task.text, "answer": answer, "metadata": {}, "rows": rows})
 
 
 def _rows(dataset: str, config: str) -> FileRows:

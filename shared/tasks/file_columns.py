@@ -1,5 +1,6 @@
 """Question and answer of a row: from the columns that the configuration names, else from those of
-the usual names, as texts that a message and a scorer can take.
+the usual names, as texts that a message and a scorer can take; and the columns that its reward
+gets, with the types that they have in the file.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from shared.contracts.limits import MAX_PROMPT_MESSAGES, MAX_TEXT_CHARS
 from shared.tasks.answers import MAX_ANSWER_CHARS
-from shared.tasks.file_formats import MAX_DIGITS, Row, Unusable, rows_of, too_many_digits
+from shared.tasks.file_formats import MAX_DIGITS, PACKED, Row, Unusable, rows_of, too_many_digits
 from shared.tasks.prompt import prompt_text, read_prompt
 
 USUAL = {
@@ -32,7 +33,8 @@ _NAME_KEPT_CHARS = 200
 class TextRow(NamedTuple):
     """`row`: where it is, and what is wrong with the whole of it; its values are left out, but if
     it lacks a column, it has the names of those that it has. `lacking`: the columns that it lacks.
-    `problems`: what is wrong with others. `texts`: question and answer; empty if anything is wrong.
+    `problems`: what is wrong with others. `texts`: question, answer and what else the reward gets;
+    empty if anything is wrong.
     """
 
     row: Row
@@ -47,8 +49,15 @@ class Columns:
     the `USUAL` names when rows are read.
     """
 
-    def __init__(self, question: str = "", answer: str = "") -> None:
-        """Raises ValueError for braces that do not match."""
+    def __init__(self, question: str = "", answer: str = "", used: Collection[str] | None = ()) -> None:
+        """`used`: the columns that the reward gets; None for all.
+
+        Raises:
+            ValueError: braces do not match.
+        """
+        self.used = None if used is None else frozenset(used)
+        self.names: dict[str, None] = {}
+        """The columns that the files have, the first `_NAMES_KEPT` of them."""
         self.configured = {"question": question, "answer": answer}
         self._parts = {setting: _template(setting, text) for setting, text in self.configured.items()}
         self.found: dict[str, str] = {}
@@ -70,16 +79,52 @@ class Columns:
             return list(dict.fromkeys(column for _, column in parts if column is not None))
         return [self.configured[setting] or self.found.get(setting, setting)]
 
-    def wanted(self, has: Callable[[str], bool]) -> list[str]:
-        """All columns that are read of a table that has those of which `has` is true."""
+    def note_names(self, names: Iterable[str]) -> None:
+        if len(self.names) < _NAMES_KEPT:
+            new = (name for name in names if name not in self.names)
+            self.names.update((name[:_NAME_KEPT_CHARS], None) for name in islice(new, _NAMES_KEPT - len(self.names)))
+
+    def wanted(self, names: Sequence[str], has: Callable[[str], bool]) -> list[str]:
+        """All columns that are read of a table with these names; of others `has` tells."""
         self.find(has)
-        return list(dict.fromkeys([*self.needed("question"), *self.needed("answer")]))
+        self.note_names(names)
+        used = self.names if self.used is None else sorted(self.used)
+        return list(dict.fromkeys([*self.needed("question"), *self.needed("answer"), *(name for name in used if name in names)]))
 
     def value(self, setting: str, values: Mapping[str, Any]) -> Any:
         """Raises KeyError for a column that is not there, and ValueProblem."""
         if parts := self._parts[setting]:
             return "".join(text if column is None else text + _inserted(column, value_at(values, column)) for text, column in parts)
         return value_at(values, self.needed(setting)[0])
+
+    def further(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+        """What the reward gets of a row besides question and answer as texts, as JSON; empty for
+        nothing. `texts`: these, by setting. Raises ValueProblem for a column that the reward names
+        and that JSON cannot hold.
+        """
+        if self.used is not None and not self.used:
+            return ""
+        read = {self.needed(setting)[0]: text for setting, text in texts.items() if not self._parts[setting]}
+        kept = {}
+        for name in sorted(self.names if self.used is None else self.used):
+            value = values.get(name)
+            if value is None or read.get(name) == value:
+                continue
+            try:
+                kept[name] = _raw(value)
+            except ValueProblem as problem:
+                if self.used is not None:
+                    raise ValueProblem(f"column {name!r}, which the reward names, {problem}") from None
+        found: dict[str, Any] = {"columns": kept} if kept else {}
+        if not self._parts["answer"] and not isinstance(raw := self.value("answer", values), str):
+            found["answer"] = _raw(raw)
+        text = json.dumps(found, ensure_ascii=False) if found else ""
+        if len(text) > MAX_TEXT_CHARS:
+            raise ValueProblem(
+                f"the columns that the reward gets have {len(text):,} characters, and a row holds at most {MAX_TEXT_CHARS:,}: "
+                "name those that it needs in the place of **columns, or shorten them"
+            )
+        return text
 
     def note(self) -> str:
         """Name the columns that were found, if a user may have meant others; else empty."""
@@ -150,6 +195,8 @@ def text_rows(files: Sequence[Path], columns: Columns) -> Iterator[TextRow]:
     """
     for row in rows_of(files, columns.wanted):
         columns.find(lambda name, values=row.values: has_value(values, name))  # type: ignore[misc]
+        if row.file.suffix not in PACKED:  # those have paths among their names
+            columns.note_names(row.values)
         yield _as_texts(row, columns)
 
 
@@ -158,7 +205,7 @@ def _as_texts(row: Row, columns: Columns) -> TextRow:
     place = Row({}, row.file, row.number, row.problem)
     if row.problem:
         return TextRow(place)
-    lacking, problems, texts = [], [], []
+    lacking, problems, texts = [], [], {}
     for setting, checked in (("question", _question), ("answer", _answer)):
         needed = columns.needed(setting)
         if missing := [name for name in needed if not has_value(row.values, name)]:
@@ -166,12 +213,43 @@ def _as_texts(row: Row, columns: Columns) -> TextRow:
             continue
         where = f"column {needed[0]!r}" if len(needed) == 1 else f"`{setting}`"
         try:
-            texts.append(checked(columns.value(setting, row.values)))
+            texts[setting] = checked(columns.value(setting, row.values))
         except ValueProblem as problem:
             problems.append(f"{where}: {problem}")
+    further = ""
+    try:
+        if len(texts) == 2:
+            further = columns.further(row.values, texts)
+    except ValueProblem as problem:
+        problems.append(str(problem))
     if lacking:
         place = place._replace(values=dict.fromkeys(islice(_names(row.values), _NAMES_KEPT)))
-    return TextRow(place, tuple(dict.fromkeys(lacking)), problems, tuple(texts) if len(texts) == 2 else ())
+    return TextRow(place, tuple(dict.fromkeys(lacking)), problems, () if lacking or problems else (*texts.values(), further))
+
+
+def _raw(value: Any) -> Any:
+    """The value as it was in the file, of what JSON can hold. Raises ValueProblem."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {_unbroken(str(name)): _raw(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [each if isinstance(each, int | float) else _raw(each) for each in value]
+    if isinstance(value, str):
+        return _unbroken(value)
+    if isinstance(value, Unusable):
+        raise ValueProblem(value.why)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise ValueProblem(f"is a {type(value).__name__}, which a reward cannot be given: store it as text or number")
+
+
+def _unbroken(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueProblem("holds half a character (a lone surrogate): write it as UTF-8") from None
+    return text
 
 
 def _inserted(column: str, value: Any) -> str:

@@ -119,9 +119,9 @@ def _found(path: Path) -> list[Path]:
     return [path]
 
 
-Wanted = Callable[[Callable[[str], bool]], Sequence[str]]
-"""The columns that are read of a table, which has those of which the function is true. A dot leads
-into a column of objects.
+Wanted = Callable[[Sequence[str], Callable[[str], bool]], Sequence[str]]
+"""The columns that are read of a table, which has these names, and those columns of which the
+function is true. A dot leads into a column of objects.
 """
 
 
@@ -470,7 +470,7 @@ def _tabular(file: Path, wanted: Wanted) -> Iterator[Row]:
     number = 0
     try:
         for schema, batch in _batches(arrow, file, wanted):
-            columns = wanted(lambda name, schema=schema: bool(_path(arrow, schema, name)))  # type: ignore[misc]
+            columns = wanted(schema.names, lambda name, schema=schema: bool(_path(arrow, schema, name)))  # type: ignore[misc]
             paths = {name: path for name in columns if (path := _path(arrow, schema, name))}
             if twice := [path[0] for path in paths.values() if schema.names.count(path[0]) > 1]:
                 yield Row({}, file, 0, _several(twice[0]))
@@ -535,7 +535,7 @@ def _parquet_batches(arrow: ModuleType, file: Path, wanted: Wanted) -> Iterator[
 
     with parquet.ParquetFile(str(file)) as table:
         schema = table.schema_arrow
-    paths = [_path(arrow, schema, name) for name in wanted(lambda name: bool(_path(arrow, schema, name)))]
+    paths = [_path(arrow, schema, name) for name in wanted(schema.names, lambda name: bool(_path(arrow, schema, name)))]
     columns = [".".join(path) for path in paths if path]
     # By field, because two columns may have one name.
     texts = list({field.name for field in schema if field.name in columns and arrow.types.is_string(field.type)})

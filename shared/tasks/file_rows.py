@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,6 +28,8 @@ NAME_PREFIX = "file_"
 _NAME_DIGITS = 40
 _DOMAIN = b"swarm task rows 1\x00"
 _ENTRY_BYTES = 8
+_TEXTS = 3
+"""Of a row: question, answer, and what else its reward gets."""
 
 
 class RowLocations:
@@ -62,8 +64,9 @@ class FileRows:
     ) -> None:
         """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: the file's name
         in error messages. `hashes`: of the questions. `places`: of the rows in the user's files.
-        `note`: what a user should know of how the file was read; `columns`: those that question and
-        answer are read from, by setting. Both are set by the reader.
+        Set by the reader: `note`, what a user should know of how the file was read; `columns`,
+        those that question and answer are read from, by setting; `names`, all that the file has;
+        `used`, those of them that its reward gets.
         """
         self.name = name
         self.descriptor = descriptor
@@ -71,10 +74,12 @@ class FileRows:
         self.places = places
         self.note = ""
         self.columns: dict[str, str] = {}
+        self.names: list[str] = []
+        self.used: list[str] = []
         self._count = count
         self.size_bytes = os.fstat(descriptor).st_size
         self._map = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)
-        self._ends = memoryview(self._map)[self.size_bytes - 2 * _ENTRY_BYTES * count :].cast("Q")
+        self._ends = memoryview(self._map)[self.size_bytes - _TEXTS * _ENTRY_BYTES * count :].cast("Q")
         self._hashes = hashes
         self._distinct: int | None = None
 
@@ -82,12 +87,29 @@ class FileRows:
         return self._count
 
     def row(self, index: int) -> tuple[str, str]:
-        start = self._ends[2 * index - 1] if index else 0
-        middle, end = self._ends[2 * index], self._ends[2 * index + 1]
+        start = self._ends[_TEXTS * index - 1] if index else 0
+        middle, end, _ = self._ends[_TEXTS * index : _TEXTS * (index + 1)]
         return self._map[start:middle].decode(), self._map[middle:end].decode()
 
+    def given_columns(self, index: int, question: str) -> dict[str, Any]:
+        """The row's columns by name, for its reward, as they are in the file; those of question and
+        answer also under these names. Each call makes them anew. `question`: as it is asked.
+        """
+        _, answer = self.row(index)
+        _, start, end = self._ends[_TEXTS * index : _TEXTS * (index + 1)]
+        further = json.loads(self._map[start:end].decode() or "{}")
+        texts = {"question": question, "answer": further.get("answer", answer)}
+        read = {name: texts[setting] for setting, name in self.columns.items()}
+        columns: dict[str, Any] = texts | dict.fromkeys(self.used) | read | further.get("columns", {})
+        return columns
+
+    def ground_truth(self, index: int) -> Any:
+        """The reference answer, if the reward reads columns with its type in the file."""
+        _, start, end = self._ends[_TEXTS * index : _TEXTS * (index + 1)]
+        return json.loads(self._map[start:end].decode() or "{}").get("answer", self.row(index)[1])
+
     def question_bytes(self, index: int) -> bytes:
-        return self._map[self._ends[2 * index - 1] if index else 0 : self._ends[2 * index]]
+        return self._map[self._ends[_TEXTS * index - 1] if index else 0 : self._ends[_TEXTS * index]]
 
     def shuffled(self, draw: int) -> Iterator[int]:
         """All row numbers in an order determined by `draw` and the hashes of the questions, the
@@ -141,6 +163,8 @@ class RowsWriter:
         """`file`: empty and unnamed; the caller does not close it."""
         self._file = file
         self._digest = hashlib.sha256(_DOMAIN)
+        self._further = hashlib.sha256()
+        self._has_further = False
         self._ends = array("Q")
         self._hashes = array("Q")
         self._places = RowLocations()
@@ -149,27 +173,29 @@ class RowsWriter:
     def __len__(self) -> int:
         return len(self._hashes)
 
-    def add(self, question: str, answer: str, file: Path, number: int) -> None:
-        """Append a row, which is the `number`th of `file`.
+    def add(self, question: str, answer: str, further: str, file: Path, number: int) -> None:
+        """Append a row, which is the `number`th of `file`. `further`: as
+        `shared.tasks.file_columns.Columns.further` writes it.
 
         Raises:
             UnicodeEncodeError: a text contains a lone surrogate.
         """
-        for text in (question, answer):
-            packed = text.encode()
-            self._digest.update(len(packed).to_bytes(8, "little"))
-            self._digest.update(packed)
+        texts = [question.encode(), answer.encode(), further.encode()]
+        for packed in texts:
+            (self._further if packed is texts[-1] else self._digest).update(len(packed).to_bytes(8, "little") + packed)
             self._file.write(packed)
             self.text_bytes += len(packed)
             self._ends.append(self.text_bytes)
-            if len(self._ends) % 2:
-                self._hashes.append(_hash(packed))
+        self._has_further |= bool(further)
+        self._hashes.append(_hash(texts[0]))
         self._places.add(file, number)
 
     def finish(self, where: str) -> FileRows:
         self._file.write(bytes(-self.text_bytes % _ENTRY_BYTES))
         self._file.write(self._ends.tobytes())
         self._file.flush()
+        if self._has_further:  # without, the name is the same whatever the reward
+            self._digest.update(_DOMAIN + self._further.digest())
         name = NAME_PREFIX + self._digest.hexdigest()[:_NAME_DIGITS]
         return FileRows(name, os.dup(self._file.fileno()), len(self), where, self._hashes, self._places)
 
@@ -199,7 +225,7 @@ def find_all_rows(datasets: Iterable[str]) -> list[FileRows]:
 
 def inheritance(all_rows: Iterable[FileRows]) -> str:
     """A text that tells a child process which rows it inherits as open files."""
-    return json.dumps([[rows.name, rows.descriptor, len(rows), rows.columns] for rows in all_rows])
+    return json.dumps([[rows.name, rows.descriptor, len(rows), rows.columns, rows.used] for rows in all_rows])
 
 
 def register_inherited_rows(text: str) -> int:
@@ -207,9 +233,9 @@ def register_inherited_rows(text: str) -> int:
     space that they take.
     """
     mapped = 0
-    for name, descriptor, count, columns in json.loads(text):
+    for name, descriptor, count, columns, used in json.loads(text):
         rows = FileRows(name, descriptor, count)
-        rows.columns = columns
+        rows.columns, rows.used = columns, used
         os.close(rows.descriptor)
         register_rows(rows)
         mapped += -(-rows.size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from shared.config.section import entry_lines, sources_message
+from shared.reward_files import columns_used
 from shared.suggestions import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
@@ -39,6 +40,7 @@ class _Key(NamedTuple):
     files: tuple[tuple[str, int, int], ...]
     question: str
     answer: str
+    used: frozenset[str] | None
 
 
 _read: dict[_Key, FileRows] = {}
@@ -58,7 +60,8 @@ def load_rows(spec: TaskSpec) -> FileRows:
         raise FileSourceError(f"{spec.path}: cannot be read ({error_text(error)}): let this user read it") from None
     if other := next((name for name, state in stats if not stat.S_ISREG(state.st_mode)), ""):
         raise FileSourceError(f"{spec.path}: {other} is a pipe or a device, which may never end: give a file")
-    key = _Key(tuple((name, state.st_mtime_ns, state.st_size) for name, state in stats), spec.question, spec.answer)
+    states = tuple((name, state.st_mtime_ns, state.st_size) for name, state in stats)
+    key = _Key(states, spec.question, spec.answer, columns_used(spec.verifier))
     if key not in _read:
         if sum(state.st_size for _, state in stats) > MAX_BYTES:
             raise FileSourceError(f"{spec.path}: {_too_large()}")
@@ -98,7 +101,7 @@ def with_row_name(spec: TaskSpec) -> TaskSpec:
 def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
     """Checked rows in an unnamed temporary file, which is deleted when no process has it open."""
     try:
-        columns = Columns(spec.question, spec.answer)
+        columns = Columns(spec.question, spec.answer, columns_used(spec.verifier))
     except ValueError as error:
         raise FileSourceError(f"{spec.path}: {error}") from None
     mistakes = Mistakes(columns)
@@ -111,8 +114,8 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
                 if mistakes.full:
                     break
                 if read.texts:
-                    question, answer = read.texts
-                    writer.add(question, answer, read.row.file, read.row.number)
+                    question, answer, further = read.texts
+                    writer.add(question, answer, further, read.row.file, read.row.number)
                 if writer.text_bytes > MAX_BYTES or len(writer) > MAX_ROWS:
                     raise FileSourceError("\n".join([f"{spec.path}: {_too_large()}", *mistakes.lines()]))
             if not len(writer) and not mistakes:
@@ -120,6 +123,8 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
             if len(writer):
                 rows = writer.finish(spec.path)
                 rows.note = columns.note()
+                rows.names = sorted(columns.names)
+                rows.used = sorted(name for name in columns.names if columns.used is None or name in columns.used)
                 rows.columns = {
                     setting: columns.needed(setting)[0].rpartition(".")[2]
                     for setting, written in columns.configured.items()

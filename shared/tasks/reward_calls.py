@@ -125,25 +125,26 @@ class RewardFunction:
 
     def score(self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, place: int) -> Scored:
         """Call it with the whole group, or once for each answer."""
-        columns = columns_of(item)
         if self.signature.form == "group":
+            columns = columns_of(item)
             if problem := self.signature.problem(columns):
                 raise TaskError("task_verifier", f"{self._part.file}: {self._part.function}: {problem}")
             word[0] = first_step + place % max(1, len(texts))
-            return self._group(item, [text or "" for text in texts], columns)
+            return self._group(item, [text or "" for text in texts])
         rewards, marks, first_problem = [], [], ""
         for step, text in enumerate(texts, first_step):
             word[0] = step
-            reward, mark, problem = (None, Mark.TIMEOUT, "") if text is None else self._one(item, text, columns)
+            reward, mark, problem = (None, Mark.TIMEOUT, "") if text is None else self._one(item, text)
             first_problem = first_problem or problem
             rewards.append(reward)
             marks.append(mark)
         return Scored(rewards, marks, first_problem)
 
-    def _one(self, item: Item, text: str, columns: dict[str, Any]) -> tuple[float | None, Mark, str]:
+    def _one(self, item: Item, text: str) -> tuple[float | None, Mark, str]:
         if self.signature.form == "plain":
             given: dict[str, Any] = {"answer": text, "reference": item.task.answer}
         else:
+            columns = columns_of(item)
             extra = columns.get("extra_info")
             source = str(columns.get("data_source", item.task.ref.dataset))
             given = {"data_source": source, "solution_str": text, "ground_truth": ground_truth(item), "extra_info": extra}
@@ -159,11 +160,11 @@ class RewardFunction:
         except BaseException as error:  # as `plugin_errors` does
             return None, Mark.RAISED, f"raised {failure(error)}"
 
-    def _group(self, item: Item, texts: list[str], columns: dict[str, Any]) -> Scored:
+    def _group(self, item: Item, texts: list[str]) -> Scored:
         """Call it once. What fails, or returns no list of that length, says nothing about any."""
         count = len(texts)
         try:
-            returned = self._returned(self._group_arguments(item, texts, columns))
+            returned = self._returned(self._group_arguments(item, texts))
             values = _listed(returned)
         except KeyboardInterrupt:
             raise
@@ -177,11 +178,12 @@ class RewardFunction:
         problem = next((problem for _, _, problem in read if problem), "")
         return Scored([reward for reward, _, _ in read], [mark for _, mark, _ in read], problem)
 
-    def _group_arguments(self, item: Item, texts: list[str], columns: dict[str, Any]) -> dict[str, Any]:
-        """As TRL passes them; columns with an entry for each completion."""
+    def _group_arguments(self, item: Item, texts: list[str]) -> dict[str, Any]:
+        """As TRL passes them; each column as a list with its own value for each completion."""
         signature, count = self.signature, len(texts)
-        given = columns if signature.takes_more else {name: columns[name] for name in signature.columns if name in columns}
-        arguments: dict[str, Any] = {name: [value] * count for name, value in given.items() if name not in ("prompt", "completion")}
+        rows = [columns_of(item) for _ in texts]
+        names = rows[0] if signature.takes_more else signature.columns & rows[0].keys()
+        arguments: dict[str, Any] = {name: [row[name] for row in rows] for name in names if name not in ("prompt", "completion")}
         messages = [{"role": message.role, "content": message.text} for message in item.task.prompt]
         prompt: Any = item.task.text
         if self._conversational or len(messages) > 1:
@@ -202,15 +204,15 @@ class RewardFunction:
 
 def columns_of(item: Item) -> dict[str, Any]:
     """The columns of the task's row; of another task its question, answer and metadata."""
-    if "columns" in item.entry and item.dataset is None:
-        columns: dict[str, Any] = item.entry["columns"]
+    if item.dataset is None:
+        columns: dict[str, Any] = item.entry["rows"].given_columns(item.task.ref.index, item.task.text)
         return columns
     return {"question": item.task.text, "answer": item.task.answer, "metadata": json.loads(item.task.metadata)}
 
 
 def ground_truth(item: Item) -> Any:
     """The reference answer as the row has it."""
-    return item.entry.get("ground_truth", item.task.answer) if item.dataset is None else item.task.answer
+    return item.entry["rows"].ground_truth(item.task.ref.index) if item.dataset is None else item.task.answer
 
 
 def _signature(function: Callable[..., Any], part: Part) -> Signature:

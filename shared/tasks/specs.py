@@ -122,7 +122,9 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
 
 def _verifier_problems(spec: TaskSpec) -> Iterator[TaskError]:
     """List why a source's verifier or rewards cannot be used. A file's code is not run here."""
-    yield from (TaskError("task_verifier", problem) for problem in reward_problems(spec.verifier))
+    rows = find_rows(spec.dataset)
+    columns = {"question", "answer", *rows.columns.values(), *rows.names} if rows is not None else None
+    yield from (TaskError("task_verifier", problem) for problem in reward_problems(spec.verifier, columns))
     for part in parts_of(spec.verifier):
         try:
             if not part.file:

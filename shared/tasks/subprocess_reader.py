@@ -28,8 +28,8 @@ MEMORY_BYTES = 768 * 2**20
 """What reading may take beyond the modules. A Parquet file with 280 texts of the longest kind in
 one row group takes two thirds of it; files of ordinary questions take a few MiB.
 """
-_FRAME = struct.Struct("<cIIII")
-"""Kind; number of the file and of the row in it; sizes of two contents."""
+_FRAME = struct.Struct("<cIIIII")
+"""Kind; number of the file and of the row in it; sizes of three contents."""
 _TEXTS, _WRONG, _COLUMNS, _TOO_LARGE, _END = b"t", b"w", b"c", b"m", b"."
 _MAX_FRAME_BYTES = 4 * MAX_TEXT_CHARS
 _GONE_S = 10.0
@@ -48,7 +48,8 @@ def read_rows_in_subprocess(files: Sequence[Path], columns: Columns) -> Iterator
         FileSourceError: pyarrow is not installed.
     """
     require_pyarrow()
-    asked = {"files": [str(file) for file in files], "columns": columns.configured}
+    used = None if columns.used is None else sorted(columns.used)
+    asked = {"files": [str(file) for file in files], "columns": columns.configured | {"used": used}}
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(
@@ -94,15 +95,15 @@ def _received(frames: IO[bytes], files: Sequence[Path], columns: Columns) -> Ite
             return
         if kind not in (_TEXTS, _WRONG, _COLUMNS, _TOO_LARGE) or max(sizes) > _MAX_FRAME_BYTES or file >= len(files):
             raise EOFError
-        first, second = (_exactly(frames, size).decode(errors="replace") for size in sizes)
+        first, second, third = (_exactly(frames, size).decode(errors="replace") for size in sizes)
         if kind == _TEXTS:
-            yield TextRow(Row({}, files[file], number), texts=(first, second))
+            yield TextRow(Row({}, files[file], number), texts=(first, second, third))
         elif kind == _WRONG:
             wrong = json.loads(first)
             place = Row(dict.fromkeys(wrong["names"]), files[file], number, wrong["row"])
             yield TextRow(place, wrong["lacking"], wrong["problems"])
         elif kind == _COLUMNS:
-            columns.found, columns.passed_over = json.loads(first), json.loads(second)
+            columns.found, columns.passed_over, columns.names = map(json.loads, (first, second, third))
         else:
             yield TextRow(Row({}, _all_of(files), 0, _TAKES_MORE))
             return
@@ -132,12 +133,13 @@ def main() -> None:
     limit_data((memory.data_bytes() or 0) + MEMORY_BYTES)
     limit((memory.size_bytes() or 0) + longest + MEMORY_BYTES, processes=True)
     try:
-        known = 0
+        known: tuple[int, ...] = ()
         for read in text_rows(files, columns):
             place = numbers[read.row.file], read.row.number
-            if len(columns.found) > known:
-                known = len(columns.found)
-                _write(out, _COLUMNS, 0, 0, json.dumps(columns.found).encode(), json.dumps(columns.passed_over).encode())
+            if (found := (len(columns.found), len(columns.names))) != known:
+                known = found
+                told = (columns.found, columns.passed_over, columns.names)
+                _write(out, _COLUMNS, 0, 0, *(json.dumps(each).encode() for each in told))
             if read.texts:
                 _write(out, _TEXTS, *place, *(text.encode() for text in read.texts))
             else:
@@ -149,10 +151,9 @@ def main() -> None:
     out.close()
 
 
-def _write(out: IO[bytes], kind: bytes, file: int = 0, number: int = 0, first: bytes = b"", second: bytes = b"") -> None:
-    out.write(_FRAME.pack(kind, file, number, len(first), len(second)))
-    out.write(first)
-    out.write(second)
+def _write(out: IO[bytes], kind: bytes, file: int = 0, number: int = 0, *contents: bytes) -> None:
+    contents += (b"",) * (3 - len(contents))
+    out.write(_FRAME.pack(kind, file, number, *map(len, contents)) + b"".join(contents))
 
 
 def _exactly(frames: IO[bytes], size: int) -> bytes:

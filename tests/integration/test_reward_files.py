@@ -5,11 +5,15 @@ the sandbox that a run uses, and told by name when they cannot be used.
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib.util
 import json
 import random
 import re
+import threading
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,7 +27,8 @@ from shared.reward_files import _held
 from shared.rewards import Mark
 from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks.evaluation import PassRules
-from shared.tasks.file_source import with_row_name
+from shared.tasks.file_formats import FileSourceError
+from shared.tasks.file_source import load_rows, with_row_name
 from shared.tasks.reference_checks import Trial, try_rewards
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from swarm_cli.app import app
@@ -47,12 +52,31 @@ async def polite(prompts, completions, log_metric=None, **kwargs):
         return None if len(completion) % 3 else float("please" in completion) - 0.25
     return await asyncio.gather(*(one(*each) for each in zip(prompts, completions)))
 '''
+COUNTDOWN = """
+import re
+
+def solves(completions, nums, target, **kwargs):
+    found = []
+    for completion, mine, wanted in zip(completions, nums, target):
+        mine.sort()
+        used = sorted(map(int, re.findall(r"\\d+", completion)))
+        right = float(sum(used) == wanted and set(used) <= set(mine)) + 0.1 * isinstance(wanted, float)
+        found.append(right if used else None)
+    return found
+
+def easier(completions, meta, note=None, **kwargs):
+    return [None if each["hard"] else each["tries"][0] + len(text or "") for each, text in zip(meta, note)]
+
+def told(completions, **columns):
+    names = sorted(set(columns) - {"prompts", "completion_ids", "trainer_state", "log_extra", "log_metric", "question", "answer"})
+    return [None if "no" in text else len("".join(names)) / 8 + max(columns["nums"][0]) for text in completions]
+"""
 FORMS = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return {"score": 2.0 if solution_str.endswith(ground_truth) else -1.0, "acc": 1}
+    return {"score": 2.0 if solution_str.endswith(str(ground_truth)) else -1.0, "acc": 1}
 
 def number_only(solution_str, ground_truth):
-    return float(solution_str == ground_truth)
+    return float(solution_str == str(ground_truth))
 
 def plain(answer, reference):
     return 0.5 if reference in answer else 0.0
@@ -62,14 +86,14 @@ def passes(answer, reference):
 
 def messages(completions, answer, prompts):
     assert prompts[0][-1]["role"] == "user"
-    return [float(completion[0]["content"] == wanted) for completion, wanted in zip(completions, answer)]
+    return [float(completion[0]["content"] == str(wanted)) for completion, wanted in zip(completions, answer)]
 
 def counts(completions):
     return [float(len(completions))] * len(completions)
 
 class Judge:
     def __call__(self, completions, answer):
-        return [float(completion == wanted) for completion, wanted in zip(completions, answer)]
+        return [float(completion == str(wanted)) for completion, wanted in zip(completions, answer)]
 
 made = Judge()
 """
@@ -170,46 +194,77 @@ def one_group(spec: TaskSpec, texts: list[str], timeout_s: float = 20.0) -> JobR
     return result
 
 
-def as_trl_calls(file: Path, weights: dict[str, float], index: int, completions: list[str]) -> list[float | None]:
-    """What TRL's trainer makes of a group: every reward is called with the columns repeated for
-    each completion, a `None` becomes NaN, and `nansum` of the weighted columns is the reward.
+def as_trl_calls(file: Path, weights: dict[str, float], row: dict[str, Any], completions: list[str]) -> list[float | None]:
+    """What TRL's own trainer makes of a group: `_calculate_rewards` of the installed `trl`,
+    unmodified, and then its `nansum` of the weighted rewards, without those of which none applies.
     """
+    torch = pytest.importorskip("torch", reason="the comparison with TRL needs trl installed")
+    trl_import_utils = pytest.importorskip("trl.import_utils", reason="the comparison with TRL needs trl installed")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(trl_import_utils, "is_vllm_available", lambda *_args, **_options: False)
+        from accelerate import PartialState
+        from trl.trainer.grpo_trainer import GRPOTrainer
+
+        PartialState(cpu=True)  # which its warnings need
     found = importlib.util.spec_from_file_location("by_trl", file)
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
-    columns = {"answer": [str(QUESTIONS[index]["answer"])] * len(completions)}
-    prompts = [QUESTIONS[index]["question"]] * len(completions)
-    table = []
-    for name in weights:
-        values = getattr(module, name)(prompts=prompts, completions=completions, **columns)
-        table.append(asyncio.run(values) if asyncio.iscoroutine(values) else values)
-    sums: list[float | None] = []
-    for place in range(len(completions)):
-        known = [
-            weight * values[place] for weight, values in zip(weights.values(), table, strict=True) if values[place] is not None
-        ]
-        sums.append(sum(known) if known else None)
-    return sums
+    loop = asyncio.new_event_loop()
+    running = threading.Thread(target=loop.run_forever)
+    running.start()
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device="cpu", is_main_process=True),
+        args=SimpleNamespace(report_to=[]),
+        state=SimpleNamespace(global_step=0),
+        environments=None,
+        async_loop=loop,
+        _log_completion_extra=lambda *_: None,
+        _log_metric=lambda *_: None,
+        reward_funcs=[getattr(module, name) for name in weights],
+        reward_processing_classes=[None] * len(weights),
+        reward_func_names=[*weights],
+    )
+    inputs = [copy.deepcopy(row) for _ in completions]
+    try:
+        table = GRPOTrainer._calculate_rewards(trainer, inputs, [row["prompt"]] * len(completions), completions, None)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        running.join()
+        loop.close()
+    sums = (table * torch.tensor([*weights.values()])).nansum(dim=1).tolist()
+    return [None if bool(none) else value for none, value in zip(torch.isnan(table).all(dim=1), sums, strict=True)]
 
 
 @pytest.mark.slow
 def test_a_reward_file_for_trl_gives_the_numbers_that_trl_computes(folder: Path) -> None:
-    choose, weights = random.Random(5), {"accuracy": 1.0, "polite": 0.3}
-    texts = ["It is {}.", "{}", "please, {}", "no idea", "<think>{} or 9</think> please", "", "So {}, not 7"]
-    groups = {
-        index: [choose.choice(texts).format(index + choose.randint(0, 2)) for _ in range(25)] for index in range(len(QUESTIONS))
-    }
-    spec = source(folder, *((f"trl.py:{name}", weight) for name, weight in weights.items()))
+    choose, weights = random.Random(5), {"solves": 1.0, "easier": 0.3, "polite": 0.25, "told": 1.0}
+    (folder / "countdown.py").write_text(COUNTDOWN + TRL)
+    rows = [
+        {
+            "prompt": f"Use {[index, 2, 7]} to make {index + 2}.",
+            "nums": [7, 2, index],
+            "target": index + 2 if index % 3 else float(index + 2),
+            "meta": {"hard": not index % 4, "tries": [0.5, index]},
+            "note": None if index % 5 else f"n{index}",
+        }
+        for index in range(40)
+    ]
+    (folder / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = ["{} + 2", "{}", "please, {} + 7", "no idea", "<think>{} + 2</think> please", "", "So 2 + {}"]
+    groups = {index: [choose.choice(texts).format(index + choose.randint(0, 1)) for _ in range(25)] for index in range(40)}
+    rewards = [{"use": f"{folder}/countdown.py:{name}", "weight": weight} for name, weight in weights.items()]
+    spec = with_row_name(TaskSpec(path=str(folder / "c.jsonl"), answer="target", rewards=rewards))
     results = scored(spec, groups)
     assert sum(len(result.rewards) for result in results) == 1000
-    unknown = 0
+    seen: set[float | None] = set()
     for (index, completions), result in zip(groups.items(), results, strict=True):
-        wanted = as_trl_calls(folder / "trl.py", weights, index, completions)
+        wanted = as_trl_calls(folder / "countdown.py", weights, rows[index], completions)
         assert result.rewards == pytest.approx(wanted), index
         assert [mark is Mark.NOT_APPLICABLE for mark in result.marks] == [reward is None for reward in wanted]
-        unknown += wanted.count(None)
-    assert 0 < unknown < 1000
+        seen.update(wanted)
+    assert None in seen and len(seen) > 20
 
 
 @pytest.mark.slow
@@ -322,10 +377,72 @@ def test_columns_have_the_names_of_the_file(folder: Path) -> None:
     (folder / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "named.py").write_text(
         "def same(completions, solution, problem):\n"
-        "    return [float(c == s and p == '3 + 1?') for c, s, p in zip(completions, solution, problem)]\n"
+        "    return [float(c == str(s) and p == '3 + 1?') for c, s, p in zip(completions, solution, problem)]\n"
     )
     spec = with_row_name(TaskSpec(path=str(folder / "s.jsonl"), reward=f"{folder}/named.py:same"))
     assert one_group(spec, ["4", "5"]).rewards == [1.0, 0.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_reward_gets_the_columns_that_it_names_and_the_rows_are_named_after_these(folder: Path, ending: str) -> None:
+    rows = [
+        {
+            "data_source": f"d{number}",
+            "prompt": [{"role": "user", "content": f"{number} + 1?"}],
+            "reward_model": {"style": "rule", "ground_truth": number + 1},
+            "extra_info": {"split": "train", "index": number},
+            "other": number,
+        }
+        for number in range(8)
+    ]
+
+    def written(rows: list[dict[str, Any]]) -> Path:
+        file = folder / f"verl.{ending}"
+        if ending == "jsonl":
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
+            parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `data`")
+            parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        return file
+
+    (folder / "verl.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return ground_truth + extra_info['index'] / 10 if data_source == 'd3' and extra_info['split'] == 'train' else 0\n"
+        "def named(completions, other, extra_info, **kwargs):\n"
+        "    return [each + info['index'] for each, info in zip(other, extra_info)]\n"
+    )
+
+    def name(file: Path, function: str = "compute_score") -> str:
+        return with_row_name(TaskSpec(path=str(file), reward=f"{folder}/verl.py:{function}")).dataset
+
+    spec = with_row_name(TaskSpec(path=str(written(rows)), reward=f"{folder}/verl.py:compute_score"))
+    assert one_group(spec, ["a", "b"]).rewards == [4.3, 4.3]
+    named = with_row_name(TaskSpec(path=spec.path, reward=f"{folder}/verl.py:named"))
+    assert one_group(named, ["a"]).rewards == [6.0]
+    assert len({spec.dataset, named.dataset, with_row_name(TaskSpec(path=spec.path)).dataset}) == 3
+    unused = written([{**row, "other": 0} for row in rows])
+    assert name(unused) == spec.dataset, "a column that the reward does not get does not count"
+    used = written([{**row, "extra_info": {"split": "test", "index": number}} for number, row in enumerate(rows)])
+    assert name(used) != spec.dataset
+    same = folder / "again.jsonl"
+    same.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert name(same) == spec.dataset, "whatever the format"
+
+
+def test_columns_that_a_reward_cannot_get_are_mistakes_of_their_rows(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def long(completions, story):\n    return [0.0] * len(completions)\n")
+    rows: list[dict[str, Any]] = [{"question": f"{place}?", "answer": "1", "story": "s"} for place in range(3)]
+    rows[1]["story"] = "s" * 300_000
+    rows[2]["story"] = ["\ud800"]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(FileSourceError) as caught:
+        load_rows(TaskSpec(path=str(tmp_path / "q.jsonl"), reward=f"{tmp_path}/r.py:long"))
+    too_long, broken = str(caught.value).splitlines()
+    assert "line 2" in too_long and "262,144" in too_long
+    assert "line 3" in broken and "'story'" in broken
+    assert len(load_rows(TaskSpec(path=str(tmp_path / "q.jsonl")))) == 3, "which no reward gets"
 
 
 MISTAKES = {
