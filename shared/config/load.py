@@ -246,18 +246,25 @@ def _variable_problems(kind: type[Config], variables: Mapping[str, str]) -> dict
     return problems
 
 
-def _kinds(config: type[Config], path: list[str]) -> list[Any]:
-    """The types that the setting at `path` may have. Empty for an unknown setting, because pydantic
-    has the better message for it.
+def _kinds(config: type[Config], path: Iterable[int | str]) -> list[Any]:
+    """The types that the setting at `path` may have; places in lists do not count. Empty for an
+    unknown setting, because pydantic has the better message for it.
     """
     kinds: list[Any] = [config]
     for name in path:
-        section = next((kind for kind in kinds if _is_section(kind)), None)
+        if isinstance(name, int):
+            continue
+        section = _section_in(*kinds)
         if section is None or name not in section.model_fields:
             return []
         annotation = section.model_fields[name].annotation
         kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
     return [kind for kind in kinds if kind is not NoneType]
+
+
+def _section_in(*kinds: Any) -> type[BaseModel] | None:
+    """The section that a setting of one of these types is or, as a list, consists of."""
+    return next((each for kind in kinds for each in (kind, *get_args(kind)) if _is_section(each)), None)
 
 
 def _is_section(kind: Any) -> bool:
@@ -428,7 +435,7 @@ but may be misspelt themselves.
 def _no_longer(config: type[Config], location: Location) -> str:
     """Say what became of a former setting; empty if the key was never one."""
     *path, key = location
-    if (section := _section(config, path)) is None or not issubclass(section, Section | Config):
+    if (section := _section_in(*_kinds(config, path))) is None or not issubclass(section, Section | Config):
         return ""
     name = str(key)
     if name in section.FORMER:
@@ -448,7 +455,7 @@ def meant_key(config: type[Config], location: Location) -> str:
     *path, key = location
     if usual := OTHER_NAMES.get(str(key)):
         return asked_for([usual])
-    section = _section(config, path)
+    section = _section_in(*_kinds(config, path))
     name = str(key)
     elsewhere = [found for found in _keys(config) if found.rpartition(".")[2] == name]
     if elsewhere:
@@ -457,27 +464,9 @@ def meant_key(config: type[Config], location: Location) -> str:
     return asked_for(dict.fromkeys(OTHER_NAMES.get(each, each) for each in close))
 
 
-def _section(config: type[Config], path: Sequence[int | str]) -> type[BaseModel] | None:
-    section: type[BaseModel] | None = config
-    for name in path:
-        if isinstance(name, int):
-            continue  # an index into a list, whose section was already found by the list's name
-        field = section.model_fields.get(name) if section else None
-        section = _as_section(field.annotation) if field else None
-    return section
-
-
-def _as_section(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, directly or in a list."""
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
-
-
 def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, info in section.model_fields.items():
-        inner = _as_section(info.annotation)
+        inner = _section_in(info.annotation)
         if inner is None:
             yield f"{prefix}{name}"
         elif name != "tasks":
