@@ -281,12 +281,9 @@ class Learner:
         return rate
 
     def _shares_prompts(self) -> bool:
-        wanted = self._config.shared_prompt
-        if wanted == "off":
+        if not self._config.shared_prompt:
             return False
         reason = plain_rows_reason(self.model)
-        if wanted == "on" and reason:
-            raise ValueError(f"trainer.shared_prompt is on, but with this model {reason}: set it to auto or off")
         if reason and self._parallel.rank == 0:
             structlog.get_logger("trainer").info("prompts_not_shared", reason=reason)
         return not reason

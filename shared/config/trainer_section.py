@@ -237,6 +237,8 @@ class TrainerSection(ObjectiveSection):
         **{f"vespo_{sign}": f"trainer.objective_options.{sign}_power and {sign}_rate" for sign in ("positive", "negative")},
         "schedule_steps": "trainer.max_steps, where every schedule ends",
     }
+    shared_prompt: ClassVar[bool] = True
+    """Compute a prompt once, not L times, where the model allows it."""
     keep_best: ClassVar[bool] = True
     """Also keep the checkpoint with the best held-out result, as a run may fall from it."""
 
@@ -264,7 +266,6 @@ class TrainerSection(ObjectiveSection):
     token_budget: int = Field(
         16_384, ge=64, description="Padded tokens in a forward pass; affects memory and a GPU's speed. 16,384 suit 0.5B and 48 GB."
     )
-    shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a prompt once, not L times. auto: if it can.")
     gradient_checkpointing: bool = Field(
         False,
         description="Recompute activations in the backward pass, which saves memory and takes longer.",

@@ -19,6 +19,7 @@ from services.trainer.learner import Learner
 from services.trainer.memory_need import TrainingPlan, memory_need
 from shared.contracts.messages import Batch
 from swarm_cli.model.memory import memory_lines, model_memory
+from tests.constants import with_constants
 from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_folder
 
 _BODY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -63,11 +64,10 @@ def step_bytes(config: PreTrainedConfig, answer: int, budget: int, folder: Path)
         setattr(model.config, token, {"eos_token_id": END_TOKEN_ID}.get(token, PAD_TOKEN_ID))
         setattr(model.generation_config, token, getattr(model.config, token))
     write_model_folder(folder / "model", model)
-    trainer = {"token_budget": budget, "threads": 1, "warmup_steps": 0, "shared_prompt": "off"}
+    trainer = {"token_budget": budget, "threads": 1, "warmup_steps": 0}
     section = {"path": str(folder / "model"), "device": "cpu", "dtype": "float32"}
-    learner = Learner(
-        node_config(folder, "nats://127.0.0.1:4222", model=section, trainer=trainer, generator={"max_new_tokens": answer})
-    )
+    asked = node_config(folder, "nats://127.0.0.1:4222", model=section, trainer=trainer, generator={"max_new_tokens": answer})
+    learner = Learner(with_constants(asked, trainer={"shared_prompt": False}))
 
     def batch(number: int) -> Batch:
         return random_batch(

@@ -56,7 +56,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "foreign groups measured one by one": {
         "updates_per_batch": 2,
-        "shared_prompt": "on",
         "token_budget": 64,
         "constants": {"foreign_norm_factor": 0.5, "foreign_norm_proportion": 0.0},
     },

@@ -155,8 +155,8 @@ def test_adapters_train_with_gradient_checkpointing_as_without(model: Path) -> N
 
 
 def test_plain_and_shared_prompt_rows_train_the_same_policy(model: Path) -> None:
-    shared = Learner(config_for(model, shared_prompt="on", learning_rate=1e-4))
-    plain = Learner(config_for(model, shared_prompt="off", learning_rate=1e-4))
+    shared = Learner(config_for(model, learning_rate=1e-4))
+    plain = Learner(config_for(model, shared_prompt=False, learning_rate=1e-4))
     assert shared.update_config.shared_prompt and not plain.update_config.shared_prompt
     left, right = trained(shared, 1, 1).policy(), trained(plain, 1, 1).policy()
     norms = [float((left[name] - right[name]).abs().max()) for name in left]
