@@ -28,6 +28,9 @@ METRICS_FILE = "metrics.jsonl"
 EVAL_FILE = "eval.jsonl"
 """Every held-out evaluation (`services.generator.evaluation`). It is never cut."""
 
+EVAL_SETS_FILE = "eval_sets.jsonl"
+"""Every measurement on an evaluation set (`services.generator.evaluation`). It is never cut."""
+
 TRAINED_FILE = "trained.jsonl"
 """What each step trained on: groups, advantages, weights (`services.trainer.records`)."""
 TRAINED_MAX_BYTES = 32 * MIB

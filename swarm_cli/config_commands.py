@@ -43,7 +43,7 @@ from swarm_cli.risky_settings import (
     toys_settings,
     unlike_its_source,
 )
-from swarm_cli.task_probe import SMALLER, begin_deriving
+from swarm_cli.task_probe import IN_SETS, SMALLER, begin_deriving
 from swarm_cli.toml_view import BASIC, config_toml, left_out
 
 config_app = typer.Typer(name="config", help="Show or check a node's configuration.", no_args_is_help=True)
@@ -90,7 +90,7 @@ def check(
     model_facts = read_facts(node_config.model) if known and not toy else None
     # Files are read and a task is derived, as some of reasoning-gym's settings fail only then.
     held_out = 0 if faulty - _NO_SHARES else node_config.eval.tasks
-    tasks = begin_deriving(node_config.tasks, held_out, SMALLER, places)
+    tasks = begin_deriving(node_config.tasks, held_out, SMALLER, places, sets=node_config.eval.sets)
     untaught = "" if faulty & {"model", "tasks"} else toy_problem(node_config)
     underivable = tasks.problems()
     problems = [
@@ -109,6 +109,7 @@ def check(
         *left_out_rows(tasks.files),
         *sharing_warnings(node_config, tasks),
         *tasks.reward_warnings,
+        *([f"{count(tasks.rows_in_sets, 'row')} to train on {IN_SETS}"] if tasks.rows_in_sets else []),
     ]
     if model_facts:
         facts = model_facts()

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from shared.config import NodeConfig
 from shared.config.load import ENV_PREFIX
+from shared.config.sections import EvalSet, TaskSpec
 from shared.config.trainer_section import TrainerConstants
 from swarm_cli.toml_view import toml_value
 
@@ -55,11 +56,13 @@ def _section(path: str, annotation: Any) -> Iterator[str]:
     """
     several = get_origin(annotation) is list
     section = get_args(annotation)[0] if several else annotation
-    inner = {name: field for name, field in section.model_fields.items() if _is_section(field.annotation)}
+    sources = several and section is not TaskSpec
+    fields = {name: field for name, field in section.model_fields.items() if not sources or name not in TaskSpec.model_fields}
+    inner = {name: field for name, field in fields.items() if _is_section(field.annotation) or field.annotation == list[EvalSet]}
     about = [line.strip() for line in (section.__doc__ or "").strip().splitlines()]
-    if several:
+    if several and not sources:
         about.append(f"At least one `[[{path}]]`. `{ENV_PREFIX}{path.upper()}`, a JSON list of tables, sets them all at once.")
-    rows = [_row(name, field) for name, field in section.model_fields.items() if name not in inner]
+    rows = [_row(name, field) for name, field in fields.items() if name not in inner]
     yield "\n".join([f"## {path}", "", *about, "", "| setting | type | default | meaning |", "|---|---|---|---|", *rows, ""])
     for name, field in inner.items():
         if field.annotation is TrainerConstants:

@@ -28,6 +28,7 @@ from swarm_cli.installation import own_modules
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
+    from shared.config.sections import EvalSet
     from shared.tasks.file_rows import FileQuestions
 
 
@@ -41,6 +42,7 @@ MEMORY_BYTES = 2**30
 """What deriving may take beyond the modules. Usual settings take a few MiB."""
 SMALLER = "try each dataset alone, and make the sizes in its `config` smaller; if this machine was busy, try again"
 """A remedy for whoever can change the settings."""
+IN_SETS = "are also in [[eval.sets]], so they are left out of training"
 _READY = b"ready\n"
 _GONE_S = 10.0
 """What a process that has closed its output may take to end."""
@@ -61,6 +63,10 @@ class TaskProbe:
         self.reward_warnings: list[str] = []
         self.awaiting_pass: list[str] = []
         """A line for each source whose reward does not say what passes."""
+        self.rows_in_sets = 0
+        """Rows of the sources' files that an evaluation set has too, so that they are not trained
+        on.
+        """
 
     def __enter__(self) -> TaskProbe:
         return self
@@ -83,20 +89,27 @@ class TaskProbe:
             )
 
     def problems(
-        self, tasks: Sequence[TaskSpec], held_out: int, remedy: str, places: Sequence[int] = (), deadline_s: float | None = None
+        self,
+        tasks: Sequence[TaskSpec],
+        held_out: int,
+        remedy: str,
+        places: Sequence[int] = (),
+        deadline_s: float | None = None,
+        sets: Sequence[EvalSet] = (),
     ) -> list[str]:
         """`source_problems`, or one line if finding them took too long or too much memory.
 
-        `held_out`, `places`: as in `source_problems`; `remedy`: what to do if the settings of a
-        source demand too much. The deadline starts once the process has imported what it needs; by
-        default it depends on the files to read.
+        `held_out`, `places`: as in `source_problems`; `sets`: evaluation sets, which are looked at
+        too; `remedy`: what to do if the settings of a source demand too much. The deadline starts
+        once the process has imported what it needs; by default it depends on the files to read.
         """
-        names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in tasks))
+        names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in (*tasks, *sets)))
         why = f"({names}; the settings of one may demand too much): {remedy}"
         asked = {"tasks": [spec.model_dump(mode="json") for spec in tasks], "held_out": held_out, "places": list(places)}
+        asked["sets"] = [each.model_dump(mode="json") for each in sets]
         self.files, self.rewards, self.reward_warnings, self.awaiting_pass = [], [], [], []
         if deadline_s is None:
-            deadline_s = DEADLINE_S + sum(_file_s(spec) for spec in tasks) + LATE_S * len(tasks)
+            deadline_s = DEADLINE_S + sum(_file_s(spec) + LATE_S for spec in (*tasks, *sets))
         if not self._ready():
             return ["the process that derives the tasks does not start: `python -m swarm_cli.task_probe` says why"]
         told = self._answer(json.dumps(asked).encode() + b"\n", deadline_s)
@@ -113,7 +126,7 @@ class TaskProbe:
 
             self.files = [FileQuestions(**{**each, "left_out": tuple(each["left_out"])}) for each in answer["files"]]
         self.rewards, self.reward_warnings = answer["rewards"], answer["reward_warnings"]
-        self.awaiting_pass = answer["awaiting_pass"]
+        self.awaiting_pass, self.rows_in_sets = answer["awaiting_pass"], answer["rows_in_sets"]
         return [str(problem) for problem in answer["problems"]]
 
     def _ready(self) -> bool:
@@ -166,7 +179,7 @@ def problems_within(
 
 class Deriving:
     """A process that was started for one question. `files`, `rewards`, `reward_warnings`,
-    `awaiting_pass`: as in `TaskProbe`, once `problems` has been called.
+    `awaiting_pass`, `rows_in_sets`: as in `TaskProbe`, once `problems` has been called.
     """
 
     def __init__(self, ask: Callable[[TaskProbe], list[str]]) -> None:
@@ -177,21 +190,27 @@ class Deriving:
         self.rewards: list[str] = []
         self.reward_warnings: list[str] = []
         self.awaiting_pass: list[str] = []
+        self.rows_in_sets = 0
 
     def problems(self) -> list[str]:
         """Hand the process the sources and wait for their problems."""
         with self._begun as apart:
             problems = self._ask(apart)
             self.files, self.rewards, self.reward_warnings = apart.files, apart.rewards, apart.reward_warnings
-            self.awaiting_pass = apart.awaiting_pass
+            self.awaiting_pass, self.rows_in_sets = apart.awaiting_pass, apart.rows_in_sets
         return problems
 
 
 def begin_deriving(
-    tasks: Sequence[TaskSpec], held_out: int, remedy: str, places: Sequence[int] = (), deadline_s: float | None = None
+    tasks: Sequence[TaskSpec],
+    held_out: int,
+    remedy: str,
+    places: Sequence[int] = (),
+    deadline_s: float | None = None,
+    sets: Sequence[EvalSet] = (),
 ) -> Deriving:
     """Start the process of `problems_within`, which imports what it needs meanwhile."""
-    return Deriving(lambda apart: apart.problems(tasks, held_out, remedy, places, deadline_s))
+    return Deriving(lambda apart: apart.problems(tasks, held_out, remedy, places, deadline_s, sets))
 
 
 def _file_s(spec: TaskSpec) -> float:
@@ -212,10 +231,12 @@ def main() -> None:
     """Write `ready`; for each line with sources write one with their problems."""
     with without_collection():
         from shared.config import TaskSpec
+        from shared.config.section import SETS
+        from shared.config.sections import EvalSet
         from shared.runtime.process_limits import MappedMemory, limit_data
         from shared.tasks.derive import dataset_names, forget_derived
         from shared.tasks.reference_checks import worth_trying
-        from shared.tasks.specs import file_questions, source_problems
+        from shared.tasks.specs import file_questions, rows_in_sets, set_problems, source_problems
 
         dataset_names()
     # A dataset that prints must not write into the answer.
@@ -230,16 +251,24 @@ def main() -> None:
         asked = json.loads(line)
         tasks = [TaskSpec.model_validate(spec) for spec in asked["tasks"]]
         about = (tasks, asked["held_out"], asked["places"])
-        problems = source_problems(*about)
+        sets = [EvalSet.model_validate(each) for each in asked["sets"]]
+        problems = [*source_problems(*about), *set_problems(sets)]
         files = [] if problems else [asdict(each) for each in file_questions(*about)]
-        told = {"problems": problems, "files": files, "rewards": [], "reward_warnings": [], "awaiting_pass": []}
+        told: dict[str, list[str]] = {"problems": problems, "rewards": [], "reward_warnings": [], "awaiting_pass": []}
         if not problems and any(map(worth_trying, tasks)):
             told |= _tried(tasks, asked["places"])
-        answer.write(json.dumps(told).encode() + b"\n")
+        common = 0
+        if sets and not problems:
+            common, nothing_left = rows_in_sets(tasks, asked["held_out"], sets)
+            tried = [_tried([each], [place], SETS) for place, each in enumerate(sets) if worth_trying(each)]
+            for name in ("problems", "rewards", "reward_warnings"):
+                told[name] = told[name] + [line for of_set in tried for line in of_set.get(name, [])]
+            told["problems"] = told["problems"] + nothing_left
+        answer.write(json.dumps({**told, "files": files, "rows_in_sets": common}).encode() + b"\n")
         forget_derived()
 
 
-def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> dict[str, list[str]]:
+def _tried(tasks: Sequence[TaskSpec], places: Sequence[int], table: tuple[str, ...] = ("tasks",)) -> dict[str, list[str]]:
     """Try the rewards in the sandbox that a run uses: mistakes of built-in verifiers, what was
     earned, warnings about the user's own, and which of these wait for a pass.
     """
@@ -271,9 +300,9 @@ def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> dict[str, list[s
     warnings = [(place, f"{trial.problem} ({trial.figures})") for place, trial in doubtful]
     waiting = [(place, f"groups of other nodes are refused, as {trial.no_pass}") for place, trial in found if trial.awaits_pass]
     return {
-        "problems": entry_lines(wrong),
+        "problems": entry_lines(wrong, table),
         "rewards": [trial.figures for _, trial in found],
-        "reward_warnings": entry_lines(warnings),
+        "reward_warnings": entry_lines(warnings, table),
         "awaiting_pass": entry_lines(waiting),
     }
 

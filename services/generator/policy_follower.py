@@ -43,6 +43,8 @@ class PolicyFollower:
         self._folder = config.node.run_dir / f"generator-{config.node.replica}"
         self._timeout_s = config.generator.policy_load_timeout_s
         self._loaded = asyncio.Event()
+        self.swaps = asyncio.Lock()
+        """Held while the weights are replaced, and by whoever needs them to stay."""
         self.pointer: PolicyPointer | None = None
         """The newest pointer seen; the engine may still be on an older policy."""
         self.loaded: PolicyPointer | None = None
@@ -106,7 +108,7 @@ class PolicyFollower:
             async with asyncio.timeout(self._timeout_s):
                 weights = await self._store.fetch(pointer, self._folder)
             left_s = self._timeout_s - (time.monotonic() - started)
-            async with self._engine.turn(), asyncio.timeout(left_s):
+            async with self.swaps, self._engine.turn(), asyncio.timeout(left_s):
                 await self._engine.load_policy(weights, pointer.version)
         except (PolicyStoreError, PolicyLoadError, TimeoutError, OSError) as error:
             # The deadline may pass when everything is done but the return; then the policy is

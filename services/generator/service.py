@@ -21,7 +21,7 @@ from services.generator.engine_calls import ServerWait, calls_of, sampled
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams, WrongSetting
 from services.generator.engines.openai_server import server_key
-from services.generator.evaluation import Evaluator
+from services.generator.evaluation import AskedSet, Evaluator, SetEvaluator
 from services.generator.figures import Figures
 from services.generator.groups import GroupPublisher, call_seed, rollout_group
 from services.generator.ledger import DrawLedger, consumed_with_moving_i
@@ -29,8 +29,10 @@ from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
 from shared.cancelling import run_until_stopped
 from shared.config import NodeConfig, TaskSpec
+from shared.config.sections import EvalSet
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
+from shared.contracts.messages import Task
 from shared.contracts.status_figures import EVALUATING_BASE
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError, ModelIdentity
@@ -40,7 +42,7 @@ from shared.model.reading import load_tokenizer, model_max_length
 from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, BoundedLines, read_bounded
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.metrics import DefaultRegistryMetrics
-from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks
+from shared.tasks import TaskError, dataset_size, held_out_of
 from shared.tasks.reference_checks import left_out, left_out_lines, looked_at
 from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
@@ -60,8 +62,8 @@ class GeneratorService:
     def __init__(self, config: NodeConfig) -> None:
         try:
             config = checked_config(config)
-            self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
-        except TaskConfigError as error:
+            self._held_out = held_out_of(config.tasks, tasks=config.eval.tasks, sets=config.eval.sets, draw=config.eval.draw)
+        except TaskError as error:
             raise FatalError(str(error)) from None
         self._config = config
         self._pace = Pace(config.generator.groups_per_minute)
@@ -131,10 +133,18 @@ class GeneratorService:
         self._follower = PolicyFollower(context, config, self._engine, self._figures)
         self._trains = self._engine.loads_policies
         held_out = await asyncio.to_thread(self._prompter.held_out, self._held_out.tasks)  # a question may take seconds
-        evaluator = Evaluator(context, config, self._engine, held_out, self._figures)
+        sets = [AskedSet(each, await asyncio.to_thread(self._prompter.held_out, asked)) for each, asked in self._asked_sets()]
+        set_evaluator = SetEvaluator(context, config, self._engine, sets, self._follower.swaps)
+        evaluator = Evaluator(context, config, self._engine, held_out, self._figures, set_evaluator)
+        await self._tell_sets(sets)
         self._tell_left_out()
         context.status.state(EVALUATING_BASE)
-        await run_until_stopped(context.stopping, evaluator.begin())
+
+        async def measure_base() -> None:
+            await evaluator.begin()
+            await set_evaluator.begin()
+
+        await run_until_stopped(context.stopping, measure_base())
         if context.stopping.is_set():
             return
         context.log.info(
@@ -149,8 +159,27 @@ class GeneratorService:
             self._follow_sampler(),
             evaluator.run(),
             evaluator.follow(),
+            set_evaluator.run(),
             *(self._call_loop() for _ in range(calls if config.sampler.local else 0)),
         )
+
+    def _asked_sets(self) -> list[tuple[EvalSet, list[Task]]]:
+        return [(each, self._held_out.sets[each.name]) for each in self._config.eval.sets]
+
+    async def _tell_sets(self, sets: Sequence[AskedSet]) -> None:
+        """Log the cost of each evaluation set, and how many rows are not trained on for them."""
+        for each in sets:
+            spec, questions = each.spec, len(each.tasks)
+            cost = {"questions": questions, "answers": questions * spec.k, "every_versions": spec.every_versions}
+            if questions:
+                self._context.log.info("evaluation_set", set=spec.name, **cost)
+            else:
+                reason = "none of its questions can be asked: they leave no room for an answer, or no answer to them is right"
+                self._context.log.warning("evaluation_set_empty", set=spec.name, reason=reason, consequence="it is left out")
+        if rows := await asyncio.to_thread(self._held_out.rows_of_sets, self._config.tasks):
+            self._context.log.warning(
+                "rows_in_evaluation_sets", rows=rows, consequence="they are in the training files too, and left out of training"
+            )
 
     async def _follow_sampler(self) -> None:
         bucket = node_bucket(self._config.node.id)

@@ -45,6 +45,7 @@ from shared.run_records import (
     BATCHES_FILE,
     BATCHES_MAX_BYTES,
     EVAL_FILE,
+    EVAL_SETS_FILE,
     TRAINED_FILE,
     TRAINED_MAX_BYTES,
     BoundedLines,
@@ -284,8 +285,9 @@ class _Training:
                 consequence="; ".join(filter(None, (repeated, gone if recorded > logged else ""))),
                 same_until=same,
             )
-            if recorded > logged and (folder / EVAL_FILE).is_file():
-                await asyncio.to_thread(forget_evaluations_after, folder / EVAL_FILE, logged, time.time())
+            for file in (folder / EVAL_FILE, folder / EVAL_SETS_FILE):
+                if recorded > logged and file.is_file():
+                    await asyncio.to_thread(forget_evaluations_after, file, logged, time.time())
 
     async def _read_published(self) -> None:
         await self._batches.check(self._publisher.policy, self._checkpoints.store)

@@ -30,7 +30,7 @@ from shared.run_records import saved_step
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log
 from shared.tasks.derive import TaskError
-from shared.tasks.held_out import HeldOut, held_out_tasks
+from shared.tasks.held_out import held_out_of
 from shared.tasks.sandbox import SandboxError, ScorerPool
 from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
@@ -65,7 +65,7 @@ class VerifierService:
                 keep_s=_longest_s(config) + REPLAY_MARGIN_S,
             )
             config = self._config = checked_config(config)
-            self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
+            self._held_out = held_out_of(config.tasks, tasks=config.eval.tasks, sets=config.eval.sets, draw=config.eval.draw)
         except RosterError as error:
             raise FatalError(f'verifier.trust is roster, but {error}; or set verifier.trust = "open"') from None
         except (KeyFileError, TaskError) as error:

@@ -469,5 +469,5 @@ def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
         inner = _section_in(info.annotation)
         if inner is None:
             yield f"{prefix}{name}"
-        elif name != "tasks":
+        elif name not in ("tasks", "sets"):
             yield from _keys(inner, f"{prefix}{name}.")

@@ -38,7 +38,7 @@ class NodeConfig(VerifierConfig):
         if self.generator.engine != "auto":
             yield "generator", ENGINES.kind, self.generator.engine
         yield "trainer", POLICY_STORES.kind, policy_store_name(self.policy_store_uri)
-        for name in dict.fromkeys(spec.dataset for spec in self.tasks):
+        for name in dict.fromkeys(spec.dataset for spec in [*self.tasks, *self.eval.sets]):
             yield "generator", TASK_SOURCES.kind, name
         if isinstance(self.tracking.trackers, list):
             for name in self.tracking.trackers:

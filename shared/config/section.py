@@ -28,7 +28,7 @@ class Section(BaseModel):
     """Settings that it had once, and what to write instead."""
 
 
-_TABLES = ("tasks", "nodes")
+_TABLES = ("tasks", "nodes", "sets")
 """Lists whose entries are tables of their own, `[[tasks]]`; other lists hold plain values."""
 _LONGEST = 120
 """Characters shown of a key: those of a file may be anything."""
@@ -39,11 +39,15 @@ def task_entry(place: int) -> str:
     return setting_name(("tasks", place))
 
 
-def entry_lines(problems: Iterable[tuple[int, str]]) -> list[str]:
-    """Problems of task sources: the number of each source's entry, and what is wrong. A problem of
-    several lines becomes several.
+SETS = ("eval", "sets")
+"""The list of evaluation sets."""
+
+
+def entry_lines(problems: Iterable[tuple[int, str]], table: tuple[str, ...] = ("tasks",)) -> list[str]:
+    """Problems of task sources: the number of each source's entry in its list, and what is wrong. A
+    problem of several lines becomes several.
     """
-    return [f"{task_entry(place)}: {line}" for place, problem in problems for line in problem.split("\n")]
+    return [f"{setting_name((*table, place))}: {line}" for place, problem in problems for line in problem.split("\n")]
 
 
 def sources_message(lines: Iterable[str]) -> str:

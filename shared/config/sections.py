@@ -201,6 +201,35 @@ def scorers_id(specs: Sequence[TaskSpec]) -> str:
     return hashlib.sha256(json.dumps(scorers).encode()).hexdigest()
 
 
+class EvalSet(TaskSpec):
+    """A set of questions that the policy is measured on, with several answers to each. They come
+    from a task source, with the settings of a `[[tasks]]` entry, and never enter training.
+    """
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the set in records, curves and `swarm eval --set`."
+    )
+    questions: int = Field(
+        200, ge=1, le=100_000, description="The most of its questions that are asked: the same ones every time, in every run."
+    )
+    k: int = Field(4, ge=1, le=1024, description="Answers to each question, for avg@k and pass@k.")
+    temperature: float = Field(1.0, ge=0, le=10, description="Temperature of its answers; 0 (greedy) only with k = 1.")
+    every_versions: int = Field(
+        100,
+        ge=1,
+        description="Measure again after this many policy versions, but never for more than a fifth of the time. Base policy and "
+        "last policy always are.",
+    )
+
+    @model_validator(mode="after")
+    def _answers_can_differ(self) -> EvalSet:
+        if self.k > 1 and not self.temperature:
+            raise ValueError(f"k = {self.k} with temperature 0: greedy answers to a question are all the same, so set k = 1")
+        if self.weight != 1.0:
+            raise ValueError("weight applies only to what is trained on: remove it")
+        return self
+
+
 class EvalSection(Section):
     """Held-out evaluation by the generator, on tasks that never enter training."""
 
@@ -220,3 +249,12 @@ class EvalSection(Section):
     )
     every_versions: int = Field(25, ge=1, description="Evaluate again after this many policy versions.")
     temperature: float = Field(0.0, ge=0, le=10, description="Temperature of held-out answers; 0: greedy.")
+    sets: list[EvalSet] = Field(default_factory=list, max_length=32, description="Further sets of questions: `[[eval.sets]]`.")
+
+    @field_validator("sets")
+    @classmethod
+    def _sets_have_names_of_their_own(cls, value: list[EvalSet]) -> list[EvalSet]:
+        names = [each.name for each in value]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two [[eval.sets]] are named {twice[0]}: rename one")
+        return value

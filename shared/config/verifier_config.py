@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from shared.config.generator_section import GeneratorSection
 from shared.config.load import Entry
 from shared.config.sampler_section import SamplerConfig
-from shared.config.sections import EvalSection
+from shared.config.sections import EvalSection, rewards_from
 from shared.config.view_config import ViewConfig
 from shared.registry import VERIFIERS
 from shared.reward_files import parts_of
@@ -22,6 +24,14 @@ class VerifierConfig(ViewConfig, SamplerConfig):
 
     generator: GeneratorSection = Field(default_factory=GeneratorSection)
     eval: EvalSection = Field(default_factory=EvalSection)
+
+    @classmethod
+    def placed(cls, values: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """As in the base class, also of evaluation sets."""
+        values = super().placed(values, folder)
+        if not isinstance(section := values.get("eval"), dict) or "sets" not in section:
+            return values
+        return {**values, "eval": {**section, "sets": rewards_from(section["sets"], folder)}}
 
     @property
     def max_foreign_completions(self) -> int:
@@ -40,6 +50,8 @@ class VerifierConfig(ViewConfig, SamplerConfig):
 
     def entries(self) -> Iterator[Entry]:
         """As in the base class."""
-        for name in dict.fromkeys(part.use for spec in self.tasks for part in parts_of(spec.verifier) if not part.file):
+        for name in dict.fromkeys(
+            part.use for spec in [*self.tasks, *self.eval.sets] for part in parts_of(spec.verifier) if not part.file
+        ):
             yield "verifier", VERIFIERS.kind, name
         yield from super().entries()

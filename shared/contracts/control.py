@@ -198,14 +198,28 @@ def incomparable(one: Scored, newest: Scored) -> str:
     return ""
 
 
+class SetTurn(Message, frozen=True, kw_only=True):
+    """The newest version that a generator has claimed to measure on an evaluation set. `measure`:
+    of the set's questions, scorer, k and temperature; with another one everything is measured
+    again. done: it has been; base: so has the base policy.
+    """
+
+    measure: Sha256
+    policy_version: Count
+    replica: PlainText
+    done: bool = False
+    base: bool = False
+
+
 class EvalTurn(Message, frozen=True, kw_only=True):
     """Which of a node's generators evaluates which version: the newest version that a generator has
-    claimed.
+    claimed, of the held-out tasks, and of each evaluation set by name.
     """
 
     schema: SchemaVersion = 1
     policy_version: Count
     replica: PlainText
+    sets: Annotated[dict[PlainText, SetTurn], Meta(max_length=64)] = {}
 
 
 class RewardValues(Message, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ its modules do so when they need it.
 
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_task
-from shared.tasks.held_out import HeldOut, held_out_tasks
+from shared.tasks.held_out import HeldOut, held_out_of, held_out_tasks
 from shared.tasks.source import TaskSource
 from shared.tasks.specs import check_specs
 from shared.tasks.verifiers import score_answer
@@ -21,6 +21,7 @@ __all__ = [
     "dataset_size",
     "derive_task",
     "extract_answer",
+    "held_out_of",
     "held_out_tasks",
     "score_answer",
 ]

@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from math import comb, sqrt
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from shared.contracts.control import EvalReport, TaskScore
@@ -159,6 +161,37 @@ def judged_answers(rules: PassRules, refs: Sequence[TaskRef], results: Sequence[
         passed: Sequence[bool | None] | None = rules.passed(ref, result.rewards, result.marks)
         scores += zip(result.rewards, passed or [None] * len(result.rewards), strict=True)
     return scores
+
+
+def pass_at_k(questions: Iterable[Sequence[Score]], k: int) -> float | None:
+    """The mean over questions of the probability that of `k` of its answers, drawn without
+    replacement, at least one passes: pass@k by the unbiased estimator (Chen et al. 2021, arXiv
+    2107.03374). Where fewer rewards of a question are known, of all of these; a question without
+    any is left out. None where no question is left, or no pass is defined.
+    """
+    found: list[float] = []
+    for answers in questions:
+        passes = [passed for reward, passed in answers if reward is not None]
+        if None in passes:
+            return None
+        if passes:
+            drawn, failed = min(k, len(passes)), len(passes) - sum(map(bool, passes))
+            found.append(1.0 - comb(failed, drawn) / comb(len(passes), drawn))
+    return fmean(found) if found else None
+
+
+def standard_error(questions: Iterable[Sequence[Score]], *, passes: bool) -> float:
+    """Standard error of the mean score of these questions, as a sample of all such questions: from
+    the differences between questions, because answers to one question are alike. 0 for fewer than
+    two questions.
+
+    passes: of pass rates; else of mean rewards.
+    """
+    by_question = [
+        [float(bool(passed)) if passes else reward for reward, passed in answers if reward is not None] for answers in questions
+    ]
+    means = [fmean(scores) for scores in by_question if scores]
+    return stdev(means) / sqrt(len(means)) if len(means) > 1 else 0.0
 
 
 def summarise(

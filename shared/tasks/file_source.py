@@ -87,7 +87,10 @@ def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
     return named
 
 
-def with_row_name(spec: TaskSpec) -> TaskSpec:
+Spec = TypeVar("Spec", bound="TaskSpec")
+
+
+def with_row_name(spec: Spec) -> Spec:
     """The same source; a file's `dataset` is the name of its rows. Raises FileSourceError."""
     if spec.source != "file":
         return spec

@@ -1,22 +1,23 @@
 """The held-out set: fixed tasks, the same on every node with the same sources, that never enter
-training.
+training. Nor do those of the evaluation sets (`[[eval.sets]]`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count as count_up
 from typing import TYPE_CHECKING
 
 from shared.contracts.messages import Task
 from shared.tasks.derive import TaskError, dataset_size, derive_task, task_ref
-from shared.tasks.file_rows import find_rows
+from shared.tasks.file_rows import FileRows, find_rows
+from shared.tasks.prompt import text_key
 from shared.tasks.reference_checks import is_left_out
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.sections import EvalSet, TaskSpec
 
 HELD_OUT_SEED = 0x7E000000
 """Held-out tasks have seeds from here on; training seeds are smaller."""
@@ -33,14 +34,60 @@ set stays smaller.
 
 
 class HeldOut:
-    """The tasks that must not be trained on, by their keys."""
+    """The tasks that must not be trained on, by their keys: held-out tasks and those of evaluation
+    sets.
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
+    sets: the tasks that are asked of each set, by its name. further: keys of tasks of sets' files
+    that are not asked.
+    """
+
+    def __init__(self, tasks: Iterable[Task], sets: Mapping[str, list[Task]] | None = None, further: Iterable[str] = ()) -> None:
         self.tasks = list(tasks)
-        self._keys = frozenset(task.key for task in self.tasks)
+        self.sets = dict(sets or {})
+        self._of_sets = frozenset([*further, *(task.key for asked in self.sets.values() for task in asked)])
+        self._keys = self._of_sets | {task.key for task in self.tasks}
 
     def contains(self, key: str) -> bool:
         return key in self._keys
+
+    def rows_of_sets(self, specs: Iterable[TaskSpec]) -> int:
+        """Count the rows of these sources' files that an evaluation set has too."""
+        if not self._of_sets:
+            return 0
+        files = [rows for name in {spec.dataset for spec in specs} if (rows := find_rows(name)) is not None]
+        return sum(key in self._of_sets for rows in files for key in _row_keys(rows))
+
+
+def held_out_of(specs: Sequence[TaskSpec], *, tasks: int, sets: Sequence[EvalSet], draw: int = 0) -> HeldOut:
+    """The tasks that nodes with these sources and this evaluation never train on: `eval.tasks`,
+    `eval.sets` and `eval.draw`. All files are read (`shared.tasks.specs.checked_config`).
+
+    Raises:
+        TaskError: as `held_out_tasks`, or nothing is left to train on.
+    """
+    files = [rows for each in sets if (rows := find_rows(each.dataset)) is not None]
+    further = (key for rows in files for key in _row_keys(rows))
+    held = HeldOut(held_out_tasks(specs, tasks, draw=draw), {each.name: set_tasks(each) for each in sets}, further)
+    for spec in specs if sets else ():
+        rows = find_rows(spec.dataset)
+        if rows is not None and all(held.contains(key) for key in _row_keys(rows)):
+            raise TaskError(
+                "task_config",
+                f"{spec.path}: all of its questions are in [[eval.sets]] or held out (eval.tasks {tasks}), so none is left "
+                "to train on: give the sets other questions",
+            )
+    return held
+
+
+def set_tasks(spec: EvalSet) -> list[Task]:
+    """The tasks that an evaluation set asks: of a file at most `questions` rows, the same for the
+    same rows.
+    """
+    return held_out_tasks([spec], spec.questions)
+
+
+def _row_keys(rows: FileRows) -> Iterator[str]:
+    return (text_key(rows.question_bytes(index).decode()) for index in range(len(rows)))
 
 
 def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[Task]:

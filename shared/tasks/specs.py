@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from shared.config.section import entry_lines, sources_message
+from shared.config.section import SETS, entry_lines, sources_message
 from shared.contracts.messages import TaskRef
 from shared.registry import DEFAULT_VERIFIER
 from shared.reward_files import has_rewards, parts_of, reward_problems, verifier_words
@@ -17,12 +17,12 @@ from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive
 from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_rows import FileQuestions, find_rows, register_rows
 from shared.tasks.file_source import first_of, load_rows, with_row_name
-from shared.tasks.held_out import check_share, shares
+from shared.tasks.held_out import check_share, held_out_of, shares
 from shared.tasks.reference_checks import FILE_ROWS_CHECKED, VERIFIERS, left_out, left_out_lines, look
 from shared.tasks.verifiers import load_verifier, scorer_of
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.sections import EvalSet, TaskSpec
     from shared.config.verifier_config import VerifierConfig
 
 C = TypeVar("C", bound="VerifierConfig")
@@ -52,12 +52,35 @@ def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> list[TaskSpec]:
 
 
 def checked_config(config: C) -> C:
-    """`check_specs` for a whole configuration.
+    """`check_specs` for a whole configuration, with its evaluation sets.
 
     Raises:
         TaskConfigError: as `check_specs`.
     """
-    return config.model_copy(update={"tasks": check_specs(config.tasks, config.eval.tasks)})
+    tasks = check_specs(config.tasks, config.eval.tasks)
+    if lines := set_problems(config.eval.sets):
+        raise TaskConfigError("task_config", sources_message(lines))
+    sets = [with_row_name(each) for each in config.eval.sets]
+    return config.model_copy(update={"tasks": tasks, "eval": config.eval.model_copy(update={"sets": sets})})
+
+
+def set_problems(sets: Sequence[EvalSet]) -> list[str]:
+    """The mistakes of evaluation sets, a line for each. Two sets may ask the same questions and
+    score them differently.
+    """
+    found = [(place, str(error)) for place, each in enumerate(sets) for _, error in _checked([each], 0)[1]]
+    return entry_lines(found, SETS)
+
+
+def rows_in_sets(specs: Sequence[TaskSpec], held_out: int, sets: Sequence[EvalSet]) -> tuple[int, list[str]]:
+    """Count the rows of these sources' files that an evaluation set has too, and say if nothing is
+    left to train on. All of them are without problems.
+    """
+    specs, sets = [with_row_name(spec) for spec in specs], [with_row_name(each) for each in sets]
+    try:
+        return held_out_of(specs, tasks=held_out, sets=sets).rows_of_sets(specs), []
+    except TaskError as error:
+        return 0, [str(error)]
 
 
 def source_problems(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequence[int] = ()) -> list[str]:

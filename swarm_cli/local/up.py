@@ -58,7 +58,7 @@ from swarm_cli.runs import (
     write_note,
 )
 from swarm_cli.target import where_runs_are
-from swarm_cli.task_probe import SMALLER, begin_deriving
+from swarm_cli.task_probe import IN_SETS, SMALLER, begin_deriving
 
 _HIGHEST_PORT = 65_535
 _OTHER_PORTS = f"stop those processes, or choose other ports with {OTHER_PORTS} (make run: UP_FLAGS='{OTHER_PORTS}')"
@@ -164,7 +164,7 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
     CommandError if a source cannot be used, and returns warnings. alone: whether no other node is
     there.
     """
-    derived = begin_deriving(config.tasks, config.eval.tasks, SMALLER)
+    derived = begin_deriving(config.tasks, config.eval.tasks, SMALLER, sets=config.eval.sets)
 
     def check() -> list[str]:
         if problems := derived.problems():
@@ -173,6 +173,7 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
             *left_out_rows(derived.files),
             *([] if alone else sharing_warnings(config, derived)),
             *derived.reward_warnings,
+            *([f"{count(derived.rows_in_sets, 'row')} to train on {IN_SETS}"] if derived.rows_in_sets else []),
         ]
 
     return check
@@ -296,7 +297,7 @@ def _refuse_other_files(run: str, started_in: Path, config: NodeConfig) -> None:
     tasks lies that the configuration names relative to it: here it would be another, or be built
     anew.
     """
-    files = [config.model.path, *(spec.path for spec in config.tasks if spec.source == "file")]
+    files = [config.model.path, *(spec.path for spec in (*config.tasks, *config.eval.sets) if spec.source == "file")]
     for path in map(Path, files):
         there = started_in / path
         if there.exists() and not (path.exists() and path.samefile(there)):

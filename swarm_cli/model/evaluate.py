@@ -103,7 +103,7 @@ def evaluate(
         folder, step = _model_folder(model, commit, Path(scratch))
         asked, prompts = _prompted_tasks(node_config, model, folder, commit, sources, n)
         report, answered = asyncio.run(_evaluate(node_config, folder, commit, asked, prompts, temperature, engine, k))
-    shown, several = _first_per_dataset(answered, answers * k), pass_at_k(answered, k)
+    shown, several = _first_per_dataset(answered, answers * k), pass_rates_at_k(answered, k)
     if as_json:
         found = {"model": model, "step": step, "temperature": temperature, "k": k, **_as_object(report, several)}
         found["not_held_out"] = asked.not_held_out
@@ -239,24 +239,17 @@ async def _evaluate(
     return summarise(summed, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
 
 
-def pass_at_k(answered: Sequence[Answered], k: int) -> dict[str, float | None]:
-    """The share of questions of each dataset, and of all together (""), of which at least one of
-    `k` answers passes (pass@k, arXiv 2107.03374 with n = k); None where no pass is defined. Left
-    out are questions without a known reward.
-
-    answered: the k answers to a question are next to each other.
+def pass_rates_at_k(answered: Sequence[Answered], k: int) -> dict[str, float | None]:
+    """pass@k of each dataset, and of all together (""). answered: the k answers to a question are
+    next to each other.
     """
-    found: dict[str, list[bool | None]] = {}
+    from shared.tasks.evaluation import Score, pass_at_k
+
+    found: dict[str, list[list[Score]]] = {}
     for first in range(0, len(answered), k):
-        known = [each for each in answered[first : first + k] if each.reward is not None]
-        if known:
-            passed = None if known[0].passed is None else any(each.passed for each in known)
-            for name in ("", known[0].dataset):
-                found.setdefault(name, []).append(passed)
-    return {
-        name: None if any(each is None for each in questions) else sum(map(bool, questions)) / len(questions)
-        for name, questions in found.items()
-    }
+        for name in ("", answered[first].dataset):
+            found.setdefault(name, []).append([(each.reward, each.passed) for each in answered[first : first + k]])
+    return {name: pass_at_k(questions, k) for name, questions in found.items()}
 
 
 def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answered]:

@@ -15,7 +15,7 @@ from shared.contracts.messages import Task
 from shared.tasks import held_out_tasks
 from shared.tasks.held_out import held_out_id
 from swarm_cli.errors import CommandError
-from swarm_cli.model.evaluate import Answered, EvalTasks, RecordedSet, eval_tasks, pass_at_k, recorded_set
+from swarm_cli.model.evaluate import Answered, EvalTasks, RecordedSet, eval_tasks, pass_rates_at_k, recorded_set
 
 SUMS = TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2})
 GCD = TaskSpec(dataset="gcd")
@@ -170,10 +170,10 @@ def answer(dataset: str, question: str, passed: bool | None, reward: float | Non
 def test_pass_at_k_is_the_share_of_questions_of_which_an_answer_passes() -> None:
     of_questions = {("a", "1"): (False, True, False), ("a", "2"): (False, False, False), ("b", "3"): (True, True, True)}
     answers = [answer(*name, passed) for name, flags in of_questions.items() for passed in flags]
-    assert pass_at_k(answers, 3) == {"": 2 / 3, "a": 1 / 2, "b": 1.0}
-    assert pass_at_k([answer("a", "1", None)] * 2, 2) == {"": None, "a": None}
+    assert pass_rates_at_k(answers, 3) == {"": 2 / 3, "a": 1 / 2, "b": 1.0}
+    assert pass_rates_at_k([answer("a", "1", None)] * 2, 2) == {"": None, "a": None}
 
 
 def test_a_question_without_a_known_reward_is_left_out_of_pass_at_k_and_one_unknown_answer_is_not() -> None:
     unknown = answer("a", "1", False, None)
-    assert pass_at_k([unknown, unknown, answer("a", "2", True), unknown], 2) == {"": 1.0, "a": 1.0}
+    assert pass_rates_at_k([unknown, unknown, answer("a", "2", True), unknown], 2) == {"": 1.0, "a": 1.0}

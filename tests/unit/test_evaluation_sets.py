@@ -1,0 +1,244 @@
+"""Evaluation sets: what is asked, what is kept out of training, avg@k and pass@k, and which version
+is measured when. The server, the engine and the sandbox are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from services.generator.engines import SamplingParams, create_engine
+from services.generator.engines.base import Engine
+from services.generator.evaluation import AskedSet, SetEvaluator
+from services.generator.tasks import Prompter
+from shared.config import ConfigError, NodeConfig, load_config
+from shared.contracts.codec import encode
+from shared.contracts.control import TrainerPosition
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import TRAINER_KEY, node_bucket
+from shared.model.reading import load_tokenizer
+from shared.run_records import read_jsonl
+from shared.runtime import ServiceContext
+from shared.runtime.status import StatusBoard
+from shared.tasks import TaskError, held_out_of, held_out_tasks
+from shared.tasks.evaluation import Score, pass_at_k, standard_error
+from shared.tasks.prompt import text_key
+from shared.tasks.specs import checked_config
+from shared.transport.base import Transport
+from swarm_cli.task_probe import SMALLER, begin_deriving
+from tests.integration.running_verifier import until
+from tests.nats_server import own_plane
+
+MODEL = Path(__file__).resolve().parents[2] / "models" / "base"
+
+
+def rows(file: Path, questions: range) -> str:
+    lines = [json.dumps({"question": f"What is {number} + 1?", "answer": str(number + 1)}) for number in questions]
+    file.write_text("\n".join(lines) + "\n")
+    return str(file)
+
+
+def configured(folder: Path, asked: range = range(30, 50), **settings: Any) -> NodeConfig:
+    """40 rows to train on, of which 8 are held out, and a set."""
+    of_set = {"name": "late", "path": rows(folder / "set.jsonl", asked), "k": 2, "questions": 6, "verifier": "final_number"}
+    tasks = [{"path": rows(folder / "train.jsonl", range(40)), "verifier": "final_number"}]
+    sections: dict[str, Any] = {
+        "node": {"var_dir": folder},
+        "model": {"path": str(MODEL)},
+        "generator": {"max_new_tokens": 4, "engine": "transformers"},
+        "eval": {"tasks": 8, "sets": [{**of_set, **settings}]},
+    }
+    return checked_config(load_config(overrides={"tasks": tasks, **sections}, environment={}))
+
+
+def held_out(config: NodeConfig) -> Any:
+    return held_out_of(config.tasks, tasks=config.eval.tasks, sets=config.eval.sets, draw=config.eval.draw)
+
+
+@pytest.mark.parametrize("passes", [(True, False, False, False), (True, True, False, True, False), (False,) * 4, (True,) * 3])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_pass_at_k_is_the_mean_over_all_choices_of_k_answers(passes: tuple[bool, ...], k: int) -> None:
+    answers: list[Score] = [(float(passed), passed) for passed in passes]
+    chosen = [any(some) for some in combinations(passes, k)]
+    assert pass_at_k([answers], k) == pytest.approx(sum(chosen) / len(chosen))
+
+
+def test_unknown_rewards_shorten_a_question_and_a_reward_without_a_pass_has_no_pass_at_k() -> None:
+    unknown: Score = (None, None)
+    assert pass_at_k([[(1.0, True), unknown], [(0.0, False), unknown], [unknown, unknown]], 2) == 0.5
+    assert pass_at_k([[unknown]], 1) is None
+    assert pass_at_k([[(0.3, None), (0.4, None)]], 2) is None
+
+
+def test_the_error_is_of_questions_whose_answers_are_alike() -> None:
+    alike: list[list[Score]] = [[(float(right), right)] * 4 for right in (True, False)] * 8
+    assert standard_error(alike, passes=True) == pytest.approx((0.25 * 16 / 15) ** 0.5 / 4), "as of 16 answers, not of 64"
+    assert standard_error(alike[:1], passes=True) == 0.0
+    assert standard_error([[(0.5, None)], [(1.5, None)]], passes=False) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("sets", "setting"),
+    [
+        ([{"name": "a", "dataset": "gcd"}, {"name": "a", "dataset": "lcm"}], "eval.sets"),
+        ([{"name": "a", "dataset": "gcd", "temperature": 0}], "[[eval.sets]] 1"),
+        ([{"name": "a", "dataset": "gcd", "weight": 2}], "[[eval.sets]] 1"),
+        ([{"dataset": "gcd"}], "[[eval.sets]] 1: name"),
+        ([{"name": "a", "dataset": "gcd"}, {"name": "b", "path": "x.jsonl", "dataset": "X"}], "[[eval.sets]] 2"),
+    ],
+    ids=["names twice", "greedy copies", "a weight", "no name", "of a task source"],
+)
+def test_a_set_that_cannot_be_measured_is_refused_by_its_number(sets: list[dict[str, Any]], setting: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(overrides={"tasks": [{"dataset": "gcd"}], "eval": {"sets": sets}}, environment={})
+    assert any(setting in line for line in refused.value.faults), refused.value.faults
+
+
+def test_the_reward_of_a_set_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def right(answer, reference):\n    return 1.0\n")
+    rows(tmp_path / "set.jsonl", range(5))
+    (tmp_path / "node.toml").write_text(
+        f'[[tasks]]\ndataset = "gcd"\n[[eval.sets]]\nname = "a"\npath = "{tmp_path}/set.jsonl"\nreward = "rewards.py:right"\n'
+    )
+    (only,) = load_config(tmp_path / "node.toml", environment={}).eval.sets
+    assert only.reward == f"{tmp_path}/rewards.py:right" and only.k == 4
+
+
+def test_all_rows_of_a_set_are_left_out_of_training_and_the_held_out_tasks_stay_the_same(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    held = held_out(config)
+    assert [task.key for task in held.tasks] == [task.key for task in held_out_tasks(config.tasks, 8)]
+    assert len(held.sets["late"]) == 6, "as many as are asked"
+    assert all(held.contains(text_key(f"what is {number} +  1?")) for number in range(30, 50)), "and the rows that are not"
+    assert held.rows_of_sets(config.tasks) == 10
+    trained_on = [number for number in range(40) if not held.contains(text_key(f"What is {number} + 1?"))]
+    assert len(trained_on) >= 40 - 10 - 8 and max(trained_on) < 30
+
+
+@pytest.mark.slow
+def test_the_check_counts_rows_in_both_and_refuses_where_nothing_is_left_or_a_set_cannot_be_read(tmp_path: Path) -> None:
+    def looked(asked: range, **settings: Any) -> tuple[list[str], int]:
+        config = configured(tmp_path, asked)
+        sets = [each.model_copy(update=settings) for each in config.eval.sets]
+        deriving = begin_deriving(config.tasks, config.eval.tasks, SMALLER, sets=sets)
+        return deriving.problems(), deriving.rows_in_sets
+
+    assert looked(range(30, 50)) == ([], 10)
+    problems, _ = looked(range(40))
+    assert len(problems) == 1 and "train.jsonl" in problems[0] and "[[eval.sets]]" in problems[0]
+    problems, _ = looked(range(30, 50), path="gone.jsonl")
+    assert len(problems) == 1 and problems[0].startswith("[[eval.sets]] 1: gone.jsonl")
+    with pytest.raises(TaskError):
+        held_out(configured(tmp_path, range(40)))
+
+
+@asynccontextmanager
+async def engine_of(config: NodeConfig) -> AsyncIterator[Engine]:
+    engine = create_engine("transformers", config.model.path, max_model_len=100, threads=1, device="cpu")
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def evaluator_of(
+    config: NodeConfig, node: Transport, engine: Engine, swaps: asyncio.Lock, replica: str = "alpha-0"
+) -> SetEvaluator:
+    context = ServiceContext(
+        config=config,
+        role="generator",
+        replica=replica,
+        node=node,
+        log=structlog.get_logger("generator"),
+        registry=CollectorRegistry(),
+        status=StatusBoard("alpha", "generator", replica),
+        stopping=asyncio.Event(),
+    )
+    held = held_out(config)
+    prompter = Prompter(config, load_tokenizer(config.model), 100, held)
+    sets = [AskedSet(each, prompter.held_out(held.sets[each.name])) for each in config.eval.sets]
+    return SetEvaluator(context, config, engine, sets, swaps)
+
+
+async def measured(evaluator: SetEvaluator, config: NodeConfig, lines: int, version: int = 0) -> list[dict[str, Any]]:
+    """Let it run until nothing is left to measure, and return its record."""
+    running = asyncio.create_task(evaluator.run())
+    file = config.node.run_dir / "eval_sets.jsonl"
+
+    async def done() -> bool:
+        return not await evaluator.left(version) and len(read_jsonl(file)) >= lines
+
+    try:
+        await until(done, 60.0)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    return read_jsonl(file)
+
+
+@pytest.mark.slow
+async def test_the_base_policy_is_measured_once_and_again_only_where_the_set_is_another(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    node = await own_plane()
+    await ensure_node_streams(node, "alpha")
+    async with engine_of(config) as engine:
+        first = evaluator_of(config, node, engine, asyncio.Lock())
+        await first.begin()
+        assert await first.left(0), "it has answers that are not scored"
+        killed = evaluator_of(config, node, engine, asyncio.Lock())
+        await killed.begin()  # the process that had asked is gone, and with it the answers
+        (line,) = await measured(killed, config, 1)
+        assert (line["set"], line["policy_version"], line["k"], line["questions"]) == ("late", 0, 2, 6)
+        assert line["n"] + line["unknown"] == 12 and set(line["pass_at"]) == {"1", "2"}
+        assert line["pass_at"]["1"] == pytest.approx(line["pass_rate"]) and line["pass_at"]["2"] >= line["pass_at"]["1"]
+        for replica in ("alpha-0", "alpha-1"):
+            again = evaluator_of(config, node, engine, asyncio.Lock(), replica)
+            await again.begin()
+            assert not await again.left(0)
+            assert len(await measured(again, config, 1)) == 1, "a restart and another replica ask nothing"
+        other = configured(tmp_path, k=3)
+        anew = evaluator_of(other, node, engine, asyncio.Lock())
+        await anew.begin()
+        both = await measured(anew, other, 2)
+        assert [each["k"] for each in both] == [2, 3] and both[0]["held_out"] != both[1]["held_out"]
+
+
+@pytest.mark.slow
+async def test_while_a_set_is_measured_groups_are_made_and_weights_stay_and_the_last_policy_is_always_measured(
+    tmp_path: Path,
+) -> None:
+    config = configured(tmp_path, questions=20, k=16, every_versions=5)
+    node, swaps = await own_plane(), asyncio.Lock()
+    await ensure_node_streams(node, "alpha")
+    made: list[bool] = []
+
+    async def generates() -> None:
+        while True:
+            await engine.generate([[1, 2, 3]], 2, SamplingParams(max_new_tokens=2), seed=0)
+            made.append(swaps.locked())
+
+    async with engine_of(config) as engine:
+        evaluator = evaluator_of(config, node, engine, swaps)
+        await evaluator.begin()
+        await measured(evaluator, config, 1)
+        generating = asyncio.create_task(generates())
+        engine.policy_version = 3  # as after a swap, which the engine itself is not asked for here
+        assert not await evaluator._due(evaluator._sets[0], 3, last=False), "not before every_versions"
+        await node.kv.put(
+            node_bucket("alpha"), TRAINER_KEY, encode(TrainerPosition(policy_version=3, consumed_local=0, finished=True))
+        )
+        lines = await measured(evaluator, config, 2, version=3)
+        generating.cancel()
+        await asyncio.gather(generating, return_exceptions=True)
+    assert [line["policy_version"] for line in lines] == [0, 3]
+    assert sum(made) >= 3, "training groups are made between the calls, while nobody may swap the weights"
