@@ -34,11 +34,6 @@ _LONGEST = 120
 """Characters shown of a key: those of a file may be anything."""
 
 
-def task_entry(place: int) -> str:
-    """The name of the entry at `place`, from 0, in the list of task sources."""
-    return setting_name(("tasks", place))
-
-
 SETS = ("eval", "sets")
 """The list of evaluation sets."""
 
