@@ -101,18 +101,14 @@ class Figures:
 
     def generated(self, groups: Sequence[RolloutGroup], seconds: float) -> None:
         """Record that one engine call has finished."""
-        tokens = 0
         for group in groups:
             self._groups.labels(group.task.ref.dataset).inc()
             for completion in group.completions:
                 self._tokens.observe(completion.token_count)
                 self._cut.inc(completion.finish_reason == "length")
-                tokens += completion.token_count
         self._call.observe(seconds)
         self._status.worked()
         self._status.add(StatusFigure.GROUPS_GENERATED, len(groups))
-        self._status.add(StatusFigure.TOKENS_GENERATED, tokens)
-        self._status.set(StatusFigure.TOKENS_PER_S, tokens / max(seconds, 1e-9))
 
     def left_out(self, groups: int) -> None:
         """Count groups that the engine's server gave no completions for."""
@@ -142,7 +138,6 @@ class Figures:
     def policy_load_failed(self) -> None:
         """Count a failed swap; the old policy stays in use."""
         self._load_failures.inc()
-        self._status.add(StatusFigure.POLICY_LOAD_FAILURES)
 
     def held_out_tasks(self, count: int) -> None:
         """Set the size of the held-out set."""
@@ -160,6 +155,3 @@ class Figures:
         """Set the node's newest held-out result."""
         self._pass_ratio.set(report.pass_rate)
         self._evaluated_version.set(report.policy_version)
-        self._status.set(StatusFigure.EVAL_PASS_RATE, report.pass_rate)
-        self._status.set(StatusFigure.EVAL_MEAN_REWARD, report.mean_reward)
-        self._status.set(StatusFigure.EVAL_VERSION, report.policy_version)

@@ -125,12 +125,10 @@ class Figures:
     def waited(self, reason: WaitFor, seconds: float) -> None:
         self._waiting.labels(reason.name.lower()).inc(seconds)
 
-    def refresh(self, memory: SamplerMemory, waiting_for: WaitFor) -> None:
+    def refresh(self, memory: SamplerMemory) -> None:
         """Export the current memory; counts and clears its drops."""
         for (origin, reason), count in memory.drops.items():
             self._dropped.labels(origin, reason).inc(count)
-            if origin == "external":
-                self._status.add(StatusFigure.DROPPED_EXTERNAL, count)
         memory.drops.clear()
         self._pool.labels("local").set(len(memory.local))
         self._pool.labels("external").set(len(memory.external))
@@ -138,7 +136,6 @@ class Figures:
         self._status.set(StatusFigure.POOL_LOCAL, len(memory.local))
         self._status.set(StatusFigure.POOL_EXTERNAL, len(memory.external))
         self._status.set(StatusFigure.DROPPED_LOCAL, memory.dropped_local)
-        self._status.set(StatusFigure.WAITING_FOR, waiting_for)
 
 
 _REMEDIES = {

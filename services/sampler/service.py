@@ -179,10 +179,10 @@ class SamplerService:
                 if await self._append(decision, loaded):
                     self._figures.built(decision, time.monotonic() - decided_at, self._clock())
                     self._waiting.built(time.monotonic())
-                self._figures.refresh(memory, WaitFor.NOTHING)
+                self._figures.refresh(memory)
                 await self._report(loaded)
                 continue
-            self._figures.refresh(memory, decision.reason)
+            self._figures.refresh(memory)
             await self._report(loaded)
             if not (self._news.position and self._news.position.finished):
                 self._waiting.waits(decision, memory.next_number, time.monotonic())

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 import secrets
 import time
@@ -497,8 +496,8 @@ def _may_precede(new: _Seen, seen: _Seen) -> bool:
     return new.seq < seen.seq or new.stored_at_s < seen.stored_at_s
 
 
-_LINE = re.compile(r"([0-9a-f]{64})(?: ([0-9]{1,11}))?")
-"""An id and when it was accepted, in Unix seconds; files of earlier versions have no time."""
+_LINE = re.compile(r"([0-9a-f]{64}) ([0-9]{1,11})")
+"""An id and when it was accepted, in Unix seconds."""
 _SPARE_LINES = 1024
 """A file with fewer lines is not worth rewriting."""
 
@@ -591,12 +590,10 @@ class ReplayMemory:
         """Take in a file's ids. Returns how many lines it has."""
         lines = 0
         with suppress(FileNotFoundError), path.open("rb") as file:
-            written_s = os.fstat(file.fileno()).st_mtime
             for block, _ in whole_lines(file, 0):
                 for line in block.decode(errors="replace").splitlines():
                     found = _LINE.fullmatch(line)
                     lines += bool(line)
                     if found is not None:
-                        at_s = float(found[2]) if found[2] else written_s
-                        self._ids[found[1]] = max(at_s, self._ids.get(found[1], 0.0))
+                        self._ids[found[1]] = max(float(found[2]), self._ids.get(found[1], 0.0))
         return lines

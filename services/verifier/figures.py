@@ -290,7 +290,6 @@ class BorderFigures:
 
     def waiting(self, messages: int) -> None:
         self._waiting.set(messages)
-        self._status.set(StatusFigure.INTAKE_WAITING, messages)
 
     def left_out(self, quarantined: int, banned: int) -> None:
         for why, count in (("quarantined", quarantined), ("banned", banned)):

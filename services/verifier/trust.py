@@ -216,8 +216,6 @@ class KnownKeys:
         for line in lines:
             if line.name == self._own[0] or line.public_key == self._own[1]:
                 continue
-            if line.first_counts and (line.name in self._names or line.public_key in self._name_of):
-                continue
             self._set(line)
         self._make_room()
 
@@ -253,34 +251,30 @@ class KnownKeys:
         return NameLine(name, known.public_key, known.seen_s, known.groups)
 
 
-_LINE = re.compile(r"([a-z0-9][a-z0-9-]{0,31}) (\S{1,64})(?: (\d{1,12}(?:\.\d{1,6})?) (\d{1,12}))?")
+_LINE = re.compile(r"([a-z0-9][a-z0-9-]{0,31}) (\S{1,64}) (\d{1,12}(?:\.\d{1,6})?) (\d{1,12})")
 
 
 class NameLine(NamedTuple):
-    """One line. `first_counts`: an earlier line of the name or key stays in force (lines of earlier
-    versions).
-    """
+    """One line."""
 
     name: str
     public_key: str
     seen_s: float
     groups: int
-    first_counts: bool = False
 
 
 class NamesFile:
     """The file of names and keys: lines `name key seen groups`, appended under a lock, so that
     replicas on one machine agree.
 
-    `seen` is the Unix time of the newest accepted group when the line was written. Lines `name key`
-    of earlier versions are also read. Incomplete or invalid lines are skipped.
+    `seen` is the Unix time of the newest accepted group when the line was written. Incomplete or
+    invalid lines are skipped.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._inode = 0
         self._read_bytes = 0
-        self._torn = False
         self.lines = 0
         """Number of lines read so far."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -313,39 +307,34 @@ class NamesFile:
             for block, end in whole_lines(file, self._read_bytes):
                 self._read_bytes = end
                 texts = block.decode(errors="replace").splitlines()
-                self.lines += len(texts)
-                found += [_parsed(match, stat.st_mtime) for text in texts if (match := _LINE.fullmatch(text))]
-            self._torn = self._read_bytes < file.seek(0, os.SEEK_END)
+                self.lines += sum(map(bool, texts))
+                found += [_parsed(match) for text in texts if (match := _LINE.fullmatch(text))]
         return found
 
     def append(self, line: NameLine) -> None:
         """Append a line; call it under the lock. Raises OSError if the disk refuses it."""
-        # End a line that another process could not finish, so that it does not swallow this one.
-        text = ("\n" if self._torn else "") + _text(line)
+        text = f"\n{_text(line)}"  # ends a line that a process could not finish
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             written = os.write(descriptor, text.encode())
         finally:
             os.close(descriptor)
-        self._torn = written < len(text)
-        if self._torn:
+        if written < len(text):
             raise OSError(errno.ENOSPC, "part of a line was written", str(self._path))
 
     def rewrite(self, lines: Sequence[NameLine]) -> None:
         """Replace the file by these lines; call it under the lock."""
         replace_text(self._path, "".join(map(_text, lines)), mode=0o600, synced=True)
         stat = self._path.stat()
-        self._inode, self._read_bytes, self._torn, self.lines = stat.st_ino, stat.st_size, False, len(lines)
+        self._inode, self._read_bytes, self.lines = stat.st_ino, stat.st_size, len(lines)
 
 
 def _text(line: NameLine) -> str:
     return f"{line.name} {line.public_key} {line.seen_s:.0f} {line.groups}\n"
 
 
-def _parsed(match: re.Match[str], written_s: float) -> NameLine:
+def _parsed(match: re.Match[str]) -> NameLine:
     name, public_key, seen_s, groups = match.groups()
-    if seen_s is None:
-        return NameLine(name, public_key, written_s, 0, first_counts=True)
     return NameLine(name, public_key, float(seen_s), int(groups))
 
 

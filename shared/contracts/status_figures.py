@@ -32,14 +32,8 @@ class StatusFigure(StrEnum):
 
     # Generator
     GROUPS_GENERATED = "groups_generated"
-    TOKENS_GENERATED = "tokens_generated"
-    TOKENS_PER_S = "tokens_per_s"
-    POLICY_LOAD_FAILURES = "policy_load_failures"
-    EVAL_PASS_RATE = "eval_pass_rate"
-    EVAL_MEAN_REWARD = "eval_mean_reward"
     EVAL_UNKNOWN = "eval_unknown"
     """Held-out answers of the newest evaluation whose reward is unknown, if there are any."""
-    EVAL_VERSION = "eval_version"
     POLICY_VERSION = "policy_version"
     """The version that a generator samples from; for a trainer, the version it has published."""
 
@@ -60,7 +54,6 @@ class StatusFigure(StrEnum):
     OUTBOX = "outbox"
     SWARM_CONNECTED = "swarm_connected"
     INTAKE_BACKLOG = "intake_backlog"
-    INTAKE_WAITING = "intake_waiting"
 
     # Sampler
     BATCHES = "batches"
@@ -69,8 +62,6 @@ class StatusFigure(StrEnum):
     WANTED_LOCAL = "wanted_local"
     WANTED_EXTERNAL = "wanted_external"
     DROPPED_LOCAL = "dropped_local"
-    DROPPED_EXTERNAL = "dropped_external"
-    WAITING_FOR = "waiting_for"
 
     # Trainer
     STEP = "step"

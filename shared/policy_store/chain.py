@@ -80,22 +80,15 @@ class _Block(msgspec.Struct, frozen=True, array_like=True):
     lengths: list[int]
 
 
-class _Header(msgspec.Struct, frozen=True):
-    base: str
-    makes: str
-    size_bytes: int
-    blocks: list[_Block]
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaInfo:
-    """The sha256 of the file it applies to and of the file it makes, and the latter's
-    `size_bytes`.
+class DeltaInfo(msgspec.Struct, frozen=True):
+    """The header of a delta. base, makes: the sha256 of the file that it applies to and of the file
+    that it makes, of `size_bytes`.
     """
 
     base: str
     makes: str
     size_bytes: int
+    blocks: list[_Block]
 
 
 def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> DeltaInfo:
@@ -116,7 +109,7 @@ def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> Delta
         digest = pool.submit(lambda: hashlib.sha256(new.data).hexdigest())
         parts = [pool.submit(_packed, old, new, *block) for block in _cut(tensors)]
         packed = [found for part in parts if (found := part.result()) is not None]
-        header = _Header(
+        header = DeltaInfo(
             base=base_sha256,
             makes=digest.result(),
             size_bytes=new.size,
@@ -127,7 +120,7 @@ def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> Delta
         stream.write(_MAGIC + len(head).to_bytes(4, "little") + head)
         for _, payloads in packed:
             stream.writelines(payloads)
-    return DeltaInfo(header.base, header.makes, header.size_bytes)
+    return header
 
 
 class Delta:
@@ -142,7 +135,7 @@ class Delta:
         if not contents.startswith(_MAGIC) or len(contents) < start + length:
             raise DeltaError("no delta, or torn")
         try:
-            self._header = msgspec.msgpack.decode(contents[start : start + length], type=_Header)
+            self._header = msgspec.msgpack.decode(contents[start : start + length], type=DeltaInfo)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DeltaError(f"a delta with an unreadable header ({error})") from None
         self._payload = memoryview(contents)[start + length :]
@@ -151,8 +144,7 @@ class Delta:
 
     @property
     def info(self) -> DeltaInfo:
-        """Read what the delta applies to and makes."""
-        return DeltaInfo(self._header.base, self._header.makes, self._header.size_bytes)
+        return self._header
 
     def apply(self, contents: Bytes) -> None:
         """Change `contents`, (size_bytes,) uint8, from the base to what the delta makes. Other

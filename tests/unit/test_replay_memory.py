@@ -55,9 +55,9 @@ def test_the_count_bounds_the_file_too(tmp_path: Path) -> None:
     assert all(ReplayMemory(50, file).contains(an_id(number)) for number in range(950, 1000))
 
 
-def test_a_file_of_an_earlier_version_is_read_and_ages_from_when_it_was_written(tmp_path: Path) -> None:
+def test_a_line_that_a_killed_process_did_not_finish_swallows_no_other(tmp_path: Path) -> None:
     file = tmp_path / "accepted.txt"
-    file.write_text("".join(an_id(number) + "\n" for number in range(5)) + "torn" + an_id(6)[:20])
+    file.write_text("".join(f"{an_id(number)} {int(time.time())}\n" for number in range(5)) + "torn" + an_id(6)[:20])
     memory = ReplayMemory(100, file, keep_s=KEEP_S)
     assert all(memory.contains(an_id(number)) for number in range(5))
     memory.remember(an_id(7), time.time())
