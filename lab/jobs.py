@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 from lab.arms import plan_run
@@ -29,29 +29,30 @@ same tasks.
 
 
 def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Report, threads: int = 1) -> None:
-    """Make every run; `report` gets a sentence when a run begins or
-    ends.
+    """Make every run; `report` gets a sentence now and then. With several jobs, each process goes
+    through all runs and leaves out those that another one has claimed.
 
-    Raises what a run raises, after the other runs in progress have ended.
+    Raises what a run raises, after the other processes have ended.
     """
     for folder in folders:
         plan_run(spec, folder.arm, folder.seed)  # so that a mistake in the last arm is found now and not after hours
     if jobs == 1:
-        for number, folder in enumerate(folders, start=1):
-            report(f"[{number}/{len(folders)}] {_name(folder)} begins")
-            report(f"[{number}/{len(folders)}] {_name(folder)} {_ended(make_run(spec, folder, threads, report))}")
+        _make_each(spec, folders, report, threads)
         return
     # Each process is forked from one that has imported what a run needs, which takes seconds.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lab.simulate", "lab.records", "lab.task_desk"])
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_end_with_command) as pool:
-        futures = {pool.submit(make_run, spec, folder, threads): folder for folder in folders}
-        left, finished = set(futures), 0
-        while left:
-            done, left = wait(left, timeout=_HEARTBEAT_S, return_when=FIRST_COMPLETED)
-            for future in done:
-                finished += 1
-                report(f"[{finished}/{len(folders)}] {_name(futures[future])} {_ended(future.result())}")
+        for ended in [pool.submit(_make_each, spec, folders, report, threads) for _ in range(jobs)]:
+            ended.result()
+
+
+def _make_each(spec: Spec, folders: Sequence[RunFolder], report: Report, threads: int) -> None:
+    """Make the runs that no other process makes or has made."""
+    for number, folder in enumerate(folders, start=1):
+        seconds = make_run(spec, folder, threads, report)
+        if seconds is not None:
+            report(f"[{number}/{len(folders)}] {_name(folder)} took {seconds:.0f} s")
 
 
 def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float | None:
@@ -75,10 +76,6 @@ def _end_with_command() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _ended(seconds: float | None) -> str:
-    return "is left to the process that began it" if seconds is None else f"took {seconds:.0f} s"
 
 
 def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) -> float:
