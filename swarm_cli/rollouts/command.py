@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -41,10 +41,12 @@ from swarm_cli.rollouts.records import (
 )
 from swarm_cli.rollouts.shown import (
     View,
+    again_words,
     as_object,
     asked_for,
     by_question,
     show,
+    show_again,
     show_question,
     show_refusal,
 )
@@ -63,6 +65,7 @@ class Request:
     limit: int
     follow: bool
     trained: bool
+    again: bool
     characters: int
     as_json: bool
 
@@ -131,6 +134,10 @@ def rollouts(
     evaluated: Annotated[
         str, typer.Option("--eval", metavar="TASK", help="Held-out answers of this dataset, or file, by version.")
     ] = "",
+    again: Annotated[
+        bool,
+        typer.Option("--score-again", help="Score this node's groups anew, by the rewards as they are now; nothing is stored."),
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Keep showing new batches until Ctrl-C.")] = False,
     characters: Annotated[int, typer.Option(min=1, help="Cut texts after this many characters; --json does not cut.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line for each group.")] = False,
@@ -152,6 +159,9 @@ def rollouts(
             "--local and --foreign together match nothing": local and foreign,
             "--right and --wrong together match nothing": right and wrong,
             "--refused and --eval show different records": refused and bool(evaluated),
+            "--score-again is for this node's stored groups, not for --foreign, --from, --follow, --refused or --eval": (
+                again and (foreign or bool(sender) or follow or refused or bool(evaluated))
+            ),
             "--refused and --eval cannot have --step, --follow, --local, --foreign, --trained, --right or --wrong": (
                 refused or bool(evaluated)
             )
@@ -160,7 +170,7 @@ def rollouts(
     )
     names = names_in_run(node_config, run)
     choice = Choice(
-        origin="local" if local else "external" if foreign else None,
+        origin="local" if local or again else "external" if foreign else None,
         sender=checked_node(sender) if sender else None,
         datasets=names.meant(dataset) if dataset else None,
         group=group.lower(),
@@ -168,7 +178,15 @@ def rollouts(
     )
     most = limit or (sys.maxsize if step is not None else _SHOWN)
     request = Request(
-        choice=choice, names=names, step=step, limit=most, follow=follow, trained=trained, characters=characters, as_json=as_json
+        choice=choice,
+        names=names,
+        step=step,
+        limit=most,
+        follow=follow,
+        trained=trained,
+        again=again,
+        characters=characters,
+        as_json=as_json,
     )
     if refused:
         _refused(node_config, run, request)
@@ -220,6 +238,9 @@ async def _show(reader: BatchReader | RecordedBatches, view: View, records: Trai
         CommandError: none of the batches has a group of the chosen dataset.
     """
     shown, newest = 0, None
+    if request.again and (groups := [found async for found in _groups(reader, request, records)]):
+        await _score_again(groups, view, records, request)
+        return
     async for found in _groups(reader, request, records):
         fate = training_outcome(records, found.batch.number, found.item.scored.group_id)
         if request.as_json:
@@ -237,6 +258,23 @@ async def _show(reader: BatchReader | RecordedBatches, view: View, records: Trai
             note(f"no batch of {node} is on record" if isinstance(reader, RecordedBatches) else f"{node} has made no batch yet")
     elif newest is not None and newest.yet:
         note("the newest batch waits for its step: --trained shows only groups that a step has trained on")
+
+
+async def _score_again(groups: Sequence[BatchedGroup], view: View, records: TrainedRecords, request: Request) -> None:
+    """Print the groups with their rewards before and now, and sum these up."""
+    pairs: list[tuple[float, float | None]] = []
+    scored = await view.judge.score_again([found.item.scored for found in groups])
+    for found, again in zip(groups, scored, strict=True):
+        if request.as_json:
+            fate = training_outcome(records, found.batch.number, found.item.scored.group_id)
+            now = {"rewards": again.rewards, "unknown": again.causes, "problem": again.problem or None}
+            typer.echo(visible_json(as_object(found, fate, request.choice, view.judge) | {"again": now}))
+        else:
+            show_again(found, again, request.choice, view)
+        pairs += [
+            (reward, again.rewards[place] if again.rewards else None) for place, _, reward in request.choice.completions(found.item)
+        ]
+    note(again_words(pairs))
 
 
 def _refuse_unseen(choice: Choice, node: str, names: FileNames) -> None:

@@ -6,17 +6,21 @@ was found in the text), and, for a foreign answer, on whether a near miss counts
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from shared.text import visible
 from swarm_cli.chosen_config import default_file, for_node
+from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import shown
 from swarm_cli.rollouts.records import BatchedGroup
@@ -93,6 +97,16 @@ class Judged:
     replaced: bool = False
 
 
+class ScoredAgain(NamedTuple):
+    """Present rewards of a group's answers, None where unknown, with the causes, and as `problem`
+    what the first failing call said; or no rewards, and `problem` says why.
+    """
+
+    rewards: Sequence[float | None] = ()
+    causes: Sequence[str] = ()
+    problem: str = ""
+
+
 class Judge:
     """Explains rewards under one node's present configuration, which may have changed since the
     answers were scored. told_by: which configuration that is, if it may not be the node's. names:
@@ -105,6 +119,7 @@ class Judge:
         self._choice = VerifierChoice(config.tasks)
         self._files = [spec for spec in config.tasks if spec.source == "file"]
         self._names = names
+        self._verifier_section = config.verifier
         self._partial_credit = config.verifier.foreign_partial_credit
         self._told_by = f" ({told_by})" if told_by else ""
 
@@ -154,6 +169,59 @@ class Judge:
         files = self._files_of(scored)
         names = [self._choice.name_for(scored.group.task.ref)] if files is None else [spec.verifier for spec in files]
         return any(map(has_rewards, names))
+
+    async def score_again(self, groups: Sequence[ScoredGroup]) -> list[ScoredAgain]:
+        """Score the answers of groups in the sandbox, by the present configuration and rewards. A
+        row is known by its file and place: if another reward gets other columns, the rows have
+        another name.
+
+        Raises:
+            CommandError: a source or the sandbox cannot be used.
+        """
+        from shared.tasks import check_specs
+        from shared.tasks.derive import TaskConfigError
+        from shared.tasks.sandbox import SandboxError, ScorerPool, ScoringJob
+
+        sources = [self._source(group) for group in groups]
+        used = [spec for place, spec in enumerate(sources) if spec is not None and spec not in sources[:place]]
+        places = [None if spec is None else used.index(spec) for spec in sources]
+        try:
+            named = check_specs([spec.model_copy(update={"dataset": ""}) if spec.source == "file" else spec for spec in used])
+            jobs = [
+                ScoringJob(
+                    ref=msgspec.structs.replace(group.group.task.ref, dataset=named[place].dataset),
+                    texts=[completion.text for completion in group.group.completions],
+                    want_task=True,
+                )
+                for group, place in zip(groups, places, strict=True)
+                if place is not None
+            ]
+            async with ScorerPool.from_config(self._verifier_section, tasks=named) as pool:
+                results = iter(await pool.run(jobs))
+        except (TaskConfigError, SandboxError) as error:
+            raise CommandError(str(error)) from None
+        found = []
+        for group, place in zip(groups, places, strict=True):
+            if place is None:
+                found.append(ScoredAgain(problem=f"its source is {self.verifier(group)}"))
+                continue
+            result = next(results)
+            if result.reason is not None:
+                found.append(ScoredAgain(problem=result.detail))
+            elif result.task is None or result.task.text != group.group.task.text:
+                found.append(ScoredAgain(problem="its row has another question now"))
+            else:
+                found.append(ScoredAgain(result.rewards, [mark.cause for mark in result.marks], result.detail))
+        return found
+
+    def _source(self, scored: ScoredGroup) -> TaskSpec | None:
+        """The source of a group's question; None if it cannot be told."""
+        from shared.config.sections import TaskSpec
+
+        ref = scored.group.task.ref
+        if (files := self._files_of(scored)) is not None:
+            return files[0] if len(files) == 1 else None
+        return self._choice.spec_for(ref) or TaskSpec(dataset=ref.dataset, config=json.loads(ref.config))
 
     def rules(self, scored: ScoredGroup) -> str:
         """A group's verifier, by which configuration, and what a near miss counts."""

@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.contracts.messages import Batch, BatchItem, Completion, Preference, ScoredGroup
+from shared.rewards import differ
 from shared.text import cut_text, visible
 from swarm_cli.console import count, indented, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames, with_digits
-from swarm_cli.rollouts.judge import Choice, Judge, marks, passes
+from swarm_cli.rollouts.judge import Choice, Judge, ScoredAgain, marks, passes
 from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Refusal, Samples, TrainingOutcome, clock
 
 
@@ -54,6 +55,39 @@ def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View)
     show_table(table, console)
     if left := left_words(item.scored):
         console.print(Text(visible(left)))
+
+
+def show_again(found: BatchedGroup, again: ScoredAgain, choice: Choice, view: View) -> None:
+    """Print the question, the reference answer, and its completions with their rewards before and
+    now.
+    """
+    console, task = view.console, found.item.scored.group.task
+    console.print(Text(visible(_heading(found, view.judge)), style="bold"))
+    console.print(Text("question:  " + indented(cut_text(task.text, view.characters))))
+    if task.answer is not None:
+        console.print(Text("reference: " + indented(cut_text(task.answer, view.characters))))
+    console.print(Text("judged by: " + visible(view.judge.rules(found.item.scored))))
+    if again.problem:
+        console.print(Text(visible(f"{'one answer' if again.rewards else 'not scored'}: {again.problem}")))
+    table = Table("#", "before", "now", "completion", show_lines=True)
+    for place, completion, reward in choice.completions(found.item):
+        now = again.rewards[place] if again.rewards else None
+        told = f"{now:.3g}" if now is not None else f"unknown ({again.causes[place]})" if again.rewards else "not scored"
+        table.add_row(str(place), f"{reward:.3g}", told, Text(cut_text(completion.text, view.characters)))
+    show_table(table, console)
+
+
+def again_words(pairs: Sequence[tuple[float, float | None]]) -> str:
+    """Sum up rewards before and now, None where they are unknown."""
+    known = [(before, now) for before, now in pairs if now is not None]
+    unknown = f"; {count(len(pairs) - len(known), 'answer')} of {len(pairs):,} not known now" if len(known) < len(pairs) else ""
+    if not known:
+        return f"no answer has a reward now{unknown}"
+    before, now = (sum(rewards) / len(known) for rewards in zip(*known, strict=True))
+    changed = [now > before for before, now in known if differ(before, now)]
+    moved = f" ({sum(changed):,} higher, {len(changed) - sum(changed):,} lower)" if changed else ""
+    means = f"mean reward of {count(len(known), 'answer')}: {before:.3g} before, {now:.3g} now"
+    return f"{means}; {len(changed):,} changed{moved}{unknown}"
 
 
 def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge: Judge) -> dict[str, Any]:

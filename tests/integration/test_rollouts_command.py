@@ -15,11 +15,15 @@ from typing import Any
 import msgspec
 
 from services.trainer.records import trained_line
+from shared.config.sections import TaskSpec
 from shared.contracts.codec import encode
-from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
+from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup, TaskRef
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_batches, node_batches_stream
+from shared.tasks.derive import derive_task
+from shared.tasks.file_source import with_row_name
+from shared.tasks.prompt import text_task
 from shared.transport.connect import connect
 from tests import forked
 from tests.nats_server import NatsServer
@@ -119,6 +123,46 @@ async def test_a_person_reads_question_completions_rewards_and_where_a_group_com
     assert "not on record here" in shown.stdout
     narrow = swarm(server, "--limit", "1", columns=60).stdout
     assert "reward: " in narrow and "reward: " in shown.stdout, "one below the other at any width"
+
+
+async def test_stored_answers_are_scored_again_by_the_rewards_as_they_are_now(server: NatsServer, tmp_path: Path) -> None:
+    """Also where the changed reward gets another column, and so the rows have another name."""
+    rows = [{"question": f"{number}+1", "answer": number + 1, "level": number} for number in range(8)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "node.toml").write_text(
+        '[[tasks]]\npath = "q.jsonl"\nreward = "r.py:mine"\n'.replace("q.jsonl", f"{tmp_path}/q.jsonl")
+    )
+    (tmp_path / "r.py").write_text("def mine(completions, answer):\n    return [float(text == '4') for text in completions]\n")
+    spec = with_row_name(TaskSpec(path=f"{tmp_path}/q.jsonl", reward=f"{tmp_path}/r.py:mine"))
+    ref = TaskRef(dataset=spec.dataset, seed=1, index=3)
+    groups = []
+    for draw, task in enumerate((derive_task(ref), text_task(ref, "another question", "2"))):
+        scored = scored_group(draw, rewards=(1.0, 0.0, 0.0))
+        completions = [Completion(text=text, finish_reason="stop", token_count=3) for text in ("4", "5", "?")]
+        group = msgspec.structs.replace(scored.group, task=task, completions=completions)
+        groups.append(msgspec.structs.replace(scored, group=group))
+    foreign = said(scored_group(9, node="beta", origin="external"), "one", "two", dataset="gcd")
+    await written(server.url, [batch(1, [*groups, foreign])])
+    (tmp_path / "r.py").write_text(
+        "def mine(completions, answer, level):\n"
+        "    return [int(text) / 4 + each if text.isdigit() else None for text, each in zip(completions, level)]\n"
+    )
+    asked = ("--config", f"{tmp_path}/node.toml", "--score-again")
+    shown = swarm(server, *asked, "--json")
+    first, second = objects(shown)
+    assert first["again"]["rewards"] == [4.0, 4.25, None]
+    assert first["again"]["unknown"] == ["", "", "not_applicable"]
+    assert [each["reward"] for each in first["completions"]] == [1.0, 0.0, 0.0], "what was stored stays"
+    assert second["again"]["rewards"] == [] and "another question" in second["again"]["problem"]
+    words = swarm(server, *asked)
+    assert words.returncode == 0, words.stderr
+    for told in (shown.stderr, words.stderr):
+        assert "mean reward of 2 answers: 0.5 before, 4.12 now; 2 changed (2 higher, 0 lower)" in told
+    assert "4.25" in words.stdout and "unknown (not_applicable)" in words.stdout
+    (tmp_path / "r.py").write_text("def mine(completions, answr):\n    return []\n")
+    wrong = swarm(server, *asked)
+    assert wrong.returncode != 0 and "answr" in wrong.stderr
+    assert swarm(server, *asked, "--foreign").returncode != 0
 
 
 async def test_groups_are_chosen_by_step_origin_sender_dataset_and_marks(server: NatsServer) -> None:
