@@ -64,9 +64,6 @@ HIDDEN = {"progress"}
 process.
 """
 
-MOVED = {"observe": "`swarm status --url ADDRESS` or `swarm status --token TOKEN` shows a swarm from outside"}
-"""Commands of earlier versions, and what does the same now."""
-
 EXIT_REPLACED = 78
 REMEDY = "give Swarm an environment of its own (`python -m venv swarm-env`, and install it there)"
 _VERSION = "--version"
@@ -147,9 +144,6 @@ def main() -> NoReturn:
     # Log lines do not mix with the result. Only errors: the command itself says what went wrong.
     configure_logging(level="error", log_format="console", stream=sys.stderr)
     sys.excepthook = lambda kind, error, where: note("".join(traceback.format_exception(kind, error, where)).rstrip())
-    if asked in MOVED:
-        note(f"swarm: there is no `swarm {asked}` any more: {MOVED[asked]}")
-        sys.exit(2)
     try:
         with without_collection():
             program = build(asked)

@@ -178,16 +178,15 @@ def started_with(folder: Path) -> Path | None:
 
 def goes_on(folder: Path) -> str:
     """The command that continues the run in `folder`, as far as it is known, wherever this process
-    is. A copied note's configuration or server is not shown: it may be a stranger's.
+    is. A copied note's options are not shown: they may be a stranger's.
     """
-    note, own = read_note(folder), is_own(folder)
+    note = read_note(folder)
     if note is not None and note.options == "join":
         return "the same `swarm join`"
-    if note is not None and isinstance(note.options, StartOptions):
+    if note is not None and isinstance(note.options, StartOptions) and is_own(folder):
         config = note.options.config
-        believed = own or not (config or note.options.nats_url)
-        if believed and not (config and in_a_run(config, folder)):
-            return (_to(note.started_in) if own else "") + note.options.command(folder.name)
+        if not (config and in_a_run(config, folder)):
+            return _to(note.started_in) + note.options.command(folder.name)
     return f"swarm up --run {folder.name}, with the options that it was started with"
 
 

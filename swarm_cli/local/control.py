@@ -30,11 +30,11 @@ from shared.suggestions import did_you_mean
 from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.local.link_guard import reject_escaping_links
 from swarm_cli.local.process import NOW
 from swarm_cli.local.procfile import Layout, check_ports, node_of, process_lines
 from swarm_cli.local.supervisor import Supervisor
-from swarm_cli.local.untrusted_run import refuse_what_would_grow, reject_escaping_links
-from swarm_cli.runs import EXIT_KILLED, LOCK, MAX_NODES, VAR_DIR_VARIABLE, goes_on, holder, is_own, pid_in, restart_options
+from swarm_cli.runs import EXIT_KILLED, LOCK, MAX_NODES, VAR_DIR_VARIABLE, goes_on, holder, pid_in, restart_options
 from swarm_cli.target import running_run
 
 SOCKET = "up.sock"
@@ -50,8 +50,8 @@ def holding_run(folder: Path) -> Iterator[None]:
     """Be the only process that runs the run in `folder`, for the length of the block.
 
     Raises:
-        CommandError: another process runs it, the folder cannot be written, something in it leads
-            out of it, or it was copied here and holds what fills the disk or memory.
+        CommandError: another process runs it, the folder cannot be written, or something in it
+            leads out of it.
     """
     try:
         new = not folder.exists()
@@ -61,8 +61,6 @@ def holding_run(folder: Path) -> Iterator[None]:
             f"the run's folder {folder} cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
         ) from None
     reject_escaping_links(folder)
-    if not is_own(folder):
-        refuse_what_would_grow(folder)
     with _locked(folder) as file:
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -390,15 +388,12 @@ def add(
         str, typer.Argument(metavar="RUN", help="Name of the run.  [default: the running one]", show_default=False)
     ] = "",
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes to add.")] = 1,
-    run_option: Annotated[str, typer.Option("--run", help="The same as RUN.", show_default=False)] = "",
     var_dir: VarDir = None,
 ) -> None:
     """Add a node to a swarm running on this machine, with the swarm's configuration and the next
     free name.
     """
-    if run and run_option and run != run_option:
-        raise CommandError(f"two runs are named, {run} and --run {run_option}: name one")
-    folder = running_run(run or run_option, var_dir)
+    folder = running_run(run, var_dir)
     reject_escaping_links(folder)
     for line in ask(folder, {"do": "add", "nodes": nodes}, _PATIENCE_S).get("said", []):
         note(line)

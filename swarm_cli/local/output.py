@@ -11,25 +11,18 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import re
 import threading
 import time
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from swarm_cli.local.procfile import SERVER, VIEW
+from swarm_cli.local.procfile import VIEW
 
 SYSTEM = "swarm"
 """The name before the lines of `swarm up` itself."""
 _QUEUED_LINES = 10_000
 _LOG_BYTES = 8 * 2**20
-_TRACE = re.compile(r"fatal error: |panic: |runtime: |SIG[A-Z]+: ")
-"""The first line of a crash of a Go program, which then writes the stack of every goroutine: of a
-server with many connections thousands of lines.
-"""
-_AFTER_TRACE = re.compile(r"\[\d+\] \d{4}/|nats-server: |.*: (starting it again in |giving up)")
-"""A line of the server's log, or of its supervisor (`shared.runtime.supervise`)."""
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 
 
@@ -42,8 +35,6 @@ class Output:
 
     def __init__(self, descriptor: int = 1, log_file: Path | None = None) -> None:
         self._descriptor = descriptor
-        self._log_file = log_file
-        self._tracing = False
         self._colours: dict[str, int] | None = {} if os.isatty(descriptor) else None
         self._gone = False
         self._dropped = 0
@@ -66,7 +57,7 @@ class Output:
         at = time.strftime("%H:%M:%S")
         if self._log:
             self._log.info("%s %s | %s", at, name, line)
-        if self._gone or (name == SERVER and not (line := self._without_stacks(line))):
+        if self._gone:
             return
         # The progress table has its own time column and needs the width.
         text = line if name == VIEW else f"{self._coloured(name, f'{at} {name:<{self._width}} |')} {line}"
@@ -89,15 +80,6 @@ class Output:
             for handler in self._log.handlers:
                 with suppress(OSError):  # a full disk, to which the last lines cannot be written
                     handler.close()
-
-    def _without_stacks(self, line: str) -> str:
-        """The server's line for the terminal; of a crash only the first, empty for the others."""
-        if self._tracing:
-            self._tracing = not _AFTER_TRACE.match(line)
-            return "" if self._tracing else line
-        self._tracing = bool(_TRACE.match(line))
-        where = f" (the server crashed; its stacks are in {self._log_file})" if self._tracing and self._log_file else ""
-        return line + where
 
     def _coloured(self, name: str, text: str) -> str:
         if self._colours is None:

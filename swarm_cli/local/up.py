@@ -241,24 +241,31 @@ def configured_base_port(config: NodeConfig, nodes: int) -> int:
 
 # What a run that is continued takes over from its last start.
 
+STORE = "jetstream"
+"""The server's folder in a run's."""
+
 
 def resume_options(given: StartOptions, run: str) -> tuple[StartOptions, list[str]]:
     """Complete `given` with the options of the run's earlier start that are missing now, and list
-    those that were added. An earlier option that contradicts a given one is left out.
+    those that were added. An earlier option that contradicts a given one is left out. Nothing is
+    taken over from a run whose files were copied here.
 
     Raises:
-        CommandError: the earlier start's configuration lies in a run's folder; or the run was
-            copied here, and its note names a configuration, a server, or more nodes than start by
-            default; or another version wrote the note, and no configuration is given; or the run
-            was started in another folder, from which its configuration names files.
+        CommandError: the run was copied here, or another version wrote its note, and no
+            configuration is given; or the earlier start's configuration lies in a run's folder; or
+            the run was started in another folder, from which its configuration names files.
     """
     folder = load_chosen(_path(given), NodeConfig).node.var_dir / "runs" / run
     note, named = read_note(folder) if run else None, given.config or os.environ.get(CONFIG_FILE_VARIABLE)
-    if note is None:
-        if run and not named and (folder / NOTE).is_file():
+    if note is None or not is_own(folder):
+        if run and not named and any((folder / name).exists() for name in (NOTE, STORE)):
+            options = note.options if note is not None and isinstance(note.options, StartOptions) else StartOptions()
+            words = visible(" ".join(options.words()), 400)
+            known = f" (it was started with {words})" if words else ""
             raise CommandError(
-                f"the options of run {run} are not known, as {visible(str(folder / NOTE), 400)} was written by another version: "
-                "name its configuration with --config, and give its other options again"
+                f"the files of run {run} were copied here or changed since its last start, or another version wrote them: they may "
+                f"be somebody else's, and starting it opens their NATS store{known}. If you trust it, name its configuration with "
+                "--config, and give its other options again"
             )
         return given, []
     before = note.options if isinstance(note.options, StartOptions) else StartOptions()
@@ -273,17 +280,9 @@ def resume_options(given: StartOptions, run: str) -> tuple[StartOptions, list[st
             f"run {run} was last started with the configuration {visible(before.config, 200)}, which lies in a run's folder, so "
             "whoever made that run may have written it: read it, and give it with --config, or give your own"
         )
-    many = max(before.nodes or 0, len(before.names)) > Layout().nodes
-    risky = structs.replace(before, nats_port=None, base_port=None, **({} if many else {"nodes": None, "names": ()}))
-    if not is_own(folder) and (words := " ".join(risky.words())):
-        raise CommandError(
-            f"the files of run {run} were copied here or changed since its last start, so its note may be somebody else's; it "
-            f"names {visible(words, 400)}. If you trust that, give it again, else your own (--config, --nats-url or --nats-port, "
-            "--nodes)"
-        )
     missing = {name: getattr(before, name) for name in before.__struct_fields__ if not getattr(given, name)}
     complete = structs.replace(given, **missing)
-    if note.started_in and is_own(folder):
+    if note.started_in:
         _refuse_other_files(run, Path(note.started_in), load_chosen(_path(complete), NodeConfig))
     return complete, list(StartOptions(**missing).words())
 

@@ -41,7 +41,6 @@ from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
-from swarm_cli.local.untrusted_run import REACHING_BEYOND
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.target import default_target, is_named, refuse_unnamed_server, unnamed_server
 
@@ -104,6 +103,10 @@ FORMAT = 1
 MANIFEST = "backup.json"
 PART_BYTES = 128 * 1024
 _MANIFEST_BYTES = 64 * 2**20
+REACHING_BEYOND = ("republish", "mirror", "sources", "subject_transform")
+"""Settings that make a stream send messages elsewhere or fetch them from elsewhere. No stream of a
+swarm has one.
+"""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _REFERRING = ("_BATCHES", "_ROLLOUTS", "_SCORED")
 """Name endings of streams that refer to other streams, in the order of `backup_order`."""

@@ -278,16 +278,10 @@ def test_a_run_of_another_folder_is_continued_there(folder: Path, tmp_path: Path
     assert goes_on(folder) == command
     write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions(), started_in=str(tmp_path / "my swarm")))
     assert goes_on(folder) == f"cd '{tmp_path}/my swarm' && {command}"
-    (folder / "up.own").unlink()
-    assert goes_on(folder) == command, "not to where somebody else's note leads"
 
 
-@pytest.mark.parametrize("named", [StartOptions(config="/mine.toml"), StartOptions(nats_url="nats://hub:4222")])
-def test_a_copied_note_s_command_is_not_shown_if_it_names_a_server_or_a_configuration(folder: Path, named: StartOptions) -> None:
+def test_a_copied_note_s_options_are_not_shown(folder: Path) -> None:
     write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions(3)))
-    (folder / "up.own").unlink()
-    assert goes_on(folder) == "swarm up --run gift --nodes 3"
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", named))
     (folder / "up.own").unlink()
     assert goes_on(folder) == "swarm up --run gift, with the options that it was started with"
 

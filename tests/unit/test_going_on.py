@@ -67,7 +67,7 @@ def test_a_run_whose_note_this_version_does_not_write_is_gone_on_with_only_if_it
 ) -> None:
     """Else it would go on with the demo's configuration, whatever it was started with."""
     (tmp_path / "runs" / "mine" / "up.json").write_text(note)
-    with pytest.raises(CommandError, match=r"options of run mine are not known.*--config"):
+    with pytest.raises(CommandError, match=r"run mine .*another version wrote.*--config"):
         resume_options(DEFAULT, "mine")
     given = StartOptions(config=str(DEMO_CONFIG))
     assert resume_options(given, "mine") == (given, [])
@@ -91,48 +91,31 @@ def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (StartOptions(1, config="/mine.toml"), "--config /mine.toml"),
-        (StartOptions(1, nats_url="nats://stranger:4222"), "--nats-url nats://stranger:4222"),
-    ],
+    "options", [StartOptions(), StartOptions(1, config="/mine.toml"), StartOptions(64, nats_url="nats://stranger:4222")]
 )
-def test_a_configuration_or_server_that_only_a_copied_runs_note_names_must_be_given(
-    before: StartOptions, tmp_path: Path, options: StartOptions, named: str
+def test_a_copied_run_goes_on_only_with_a_configuration_that_is_given_and_takes_nothing_from_its_note(
+    before: StartOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: StartOptions
 ) -> None:
     folder = tmp_path / "runs" / "mine"
     write_note(folder, RunNote("nats://127.0.0.1:1", "none", options))
     shutil.copytree(folder, folder.with_name("given"))
     shutil.move(folder.with_name("given"), folder.with_name("moved"))
-    with pytest.raises(CommandError, match=rf"copied here.*{named}"):
+    with pytest.raises(CommandError, match=r"copied here.*opens their NATS store.*--config") as refused:
         resume_options(DEFAULT, "moved")
-    assert resume_options(DEFAULT, "mine")[0].nodes == 1
+    assert all(word in str(refused.value) for word in options.words())
+    assert resume_options(DEFAULT, "mine")[0] == options
     given = StartOptions(config=str(DEMO_CONFIG), nats_port=4333)
-    assert resume_options(given, "moved")[0] == StartOptions(1, (), str(DEMO_CONFIG), 4333)
+    assert resume_options(given, "moved") == (given, [])
+    monkeypatch.setenv("SWARM_CONFIG", str(DEMO_CONFIG))
+    assert resume_options(DEFAULT, "moved") == (DEFAULT, [])
 
 
-def test_a_copied_runs_nodes_and_ports_are_as_they_were(before: StartOptions, tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "mine"
-    shutil.copytree(folder, folder.with_name("copy"))
-    assert resume_options(StartOptions(config=str(DEMO_CONFIG)), "copy")[0] == StartOptions(
-        1, ("gamma",), str(DEMO_CONFIG), 31_460, "", 31_470
-    )
-
-
-@pytest.mark.parametrize(
-    ("many", "named"), [(StartOptions(64), "--nodes 64"), (StartOptions(names=("a", "b", "c")), "--name a --name b --name c")]
-)
-def test_more_nodes_than_usual_must_be_given_where_only_a_copied_runs_note_names_them(
-    before: StartOptions, tmp_path: Path, many: StartOptions, named: str
-) -> None:
-    folder = tmp_path / "runs" / "mine"
-    write_note(folder, RunNote("nats://127.0.0.1:1", "none", many))
-    taken = resume_options(DEFAULT, "mine")[0]
-    assert taken.nodes == 64 or taken.names == ("a", "b", "c"), "this user's own"
-    (folder / "up.own").unlink()
-    with pytest.raises(CommandError, match=rf"copied here.*{named}.*--nodes"):
-        resume_options(DEFAULT, "mine")
-    assert resume_options(StartOptions(nodes=3), "mine")[0] == StartOptions(nodes=3)
+def test_a_store_without_a_note_is_opened_only_with_a_configuration_that_is_given(before: StartOptions, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "gift" / "jetstream").mkdir(parents=True)
+    with pytest.raises(CommandError, match=r"copied here.*--config"):
+        resume_options(DEFAULT, "gift")
+    given = StartOptions(config=str(DEMO_CONFIG))
+    assert resume_options(given, "gift") == (given, [])
 
 
 def test_a_run_whose_model_lies_where_it_was_started_goes_on_there_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

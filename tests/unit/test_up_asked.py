@@ -197,10 +197,8 @@ def test_the_run_that_is_meant_is_found_or_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_to_add_to_is_named_as_one_to_end_is(tmp_path: Path) -> None:
-    for words in (["one"], ["--run", "one"], ["one", "--run", "one"]):
-        asked = swarm(tmp_path, "add", *words)
-        assert asked.returncode == 1 and "run 'one' is not running in" in asked.stderr, asked.stderr
-    assert "two runs are named, one and --run two: name one" in swarm(tmp_path, "add", "one", "--run", "two").stderr
+    asked = swarm(tmp_path, "add", "one")
+    assert asked.returncode == 1 and "run 'one' is not running in" in asked.stderr, asked.stderr
 
 
 def test_a_service_is_meant_by_its_name_or_by_its_role() -> None:

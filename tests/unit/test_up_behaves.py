@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import pty
-import re
 import shlex
 import signal
 import struct
@@ -22,7 +21,6 @@ import pytest
 
 from shared.runtime.exits import EXIT_UNSAVED
 from swarm_cli.local.supervisor import ECHO_S, Signals
-from tests.nats_server import find_binary
 from tests.unit.supervised import DEADLINE_S, ROOT, RUN, end, is_running, noting, pids, supervised, ticking, until
 
 pytestmark = pytest.mark.slow
@@ -125,35 +123,6 @@ def test_a_service_that_is_killed_is_started_again_and_ends_nobody(tmp_path: Pat
         assert up.wait(DEADLINE_S) == 130
     finally:
         end(up, *pids(tmp_path, "a"), *pids(tmp_path, "b"))
-
-
-@pytest.mark.parametrize("crash", ["out of memory", "aborted"])
-def test_a_server_that_crashes_shows_one_line_and_the_log_has_its_stacks(crash: str, tmp_path: Path) -> None:
-    log, file = tmp_path / "up.log", tmp_path / "server"
-    limit = f"if [ ! -e {tmp_path}/once ]; then touch {tmp_path}/once; ulimit -v 200000; fi" if crash == "out of memory" else ""
-    file.write_text(f"#!/bin/bash\n{limit}\nexec {find_binary()} -js -sd {tmp_path}/store -a 127.0.0.1 -p -1\n")
-    file.chmod(0o755)
-    line = f"exec {sys.executable} -m shared.runtime.supervise -- {file}"
-    with (tmp_path / "terminal").open("wb") as terminal:
-        up = supervised({"nats": line}, stdout=terminal.fileno(), log_file=str(log))
-
-    def started() -> list[int]:
-        return [int(pid) for pid in re.findall(r"\[(\d+)\] .*Server is ready", log.read_text())] if log.exists() else []
-
-    try:
-        if crash == "aborted":
-            until(started, "the server runs")
-            os.kill(started()[0], signal.SIGABRT)
-        until(lambda: len(started()) == 1 + (crash == "aborted"), "it runs again")
-        up.send_signal(signal.SIGTERM)
-        assert up.wait(DEADLINE_S) == 143
-        shown = (tmp_path / "terminal").read_text()
-        assert ".go:" in log.read_text() and ".go:" not in shown and "goroutine " not in shown
-        (told,) = [line for line in shown.splitlines() if str(log) in line]
-        assert ("fatal error: " if crash == "out of memory" else "SIGABRT: ") in told
-        assert "starting it again" in shown and "Server is ready" in shown, "what the next server says is shown again"
-    finally:
-        end(up, *started())
 
 
 def test_a_view_that_fails_is_started_again_and_one_that_is_done_ends_the_run(tmp_path: Path) -> None:
