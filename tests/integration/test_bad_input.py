@@ -61,9 +61,11 @@ def test_no_server_is_said_within_the_deadline_by_every_service(role: str, confi
     _refused(done, NOBODY, "nats.node_url")
 
 
-def test_an_unknown_key_is_named_with_its_file(config: Path) -> None:
-    config.write_text(TASKS + "[trainer]\nlearning_rat = 1e-4\n")
-    _refused(_run("sampler", config), "trainer.learning_rat", "unknown key", str(config))
+@pytest.mark.parametrize(("role", "key"), [("sampler", "sampler.locl"), ("trainer", "trainer.learning_rat")])
+def test_an_unknown_key_is_named_with_its_file(role: str, key: str, config: Path) -> None:
+    section, _, name = key.partition(".")
+    config.write_text(TASKS + f"[{section}]\n{name} = 1\n")
+    _refused(_run(role, config), key, "unknown key", str(config))
 
 
 def test_sharing_without_a_swarm_plane_is_impossible(config: Path) -> None:
