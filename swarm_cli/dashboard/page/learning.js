@@ -176,7 +176,7 @@ function judged(one) {
 
 /** What does it say? The same held-out questions before training and now. */
 function saysSection(told, { name: mine, node, row, names }, answers) {
-  if (!answers?.rows.length) return section("says", "What it says", el("p", { class: "hint", text: node?.kind === "elsewhere" ? "What nodes on other machines answer cannot be read here." : isDone(told) ? "No held-out answer is on record here (samples.jsonl)." : "Its answers to held-out questions appear here with its evaluations." }));
+  if (!answers?.rows.length) return section("says", "What it says", el("p", { class: "hint", text: node?.kind === "elsewhere" ? "What nodes on other machines answer cannot be read here." : isDone(told) || row?.version ? "No held-out answer of it is on record on this machine (samples.jsonl)." : "Its answers to held-out questions appear here with its evaluations." }));
   const trained = answers.version > 0, rows = answers.rows.map((each) => ({ ...each, kind: kindOf(each) })), counted = trained && rows.every(({ before, now }) => passedOf(before) !== null && passedOf(now) !== null);
   const kinds = Object.keys(KINDS_OF_ANSWER), sizes = Object.fromEntries(kinds.map((kind) => [kind, rows.filter((each) => each.kind === kind).length]));
   if (!counted || !sizes[chosen.questions]) chosen.questions = "";

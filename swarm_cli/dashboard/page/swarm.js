@@ -166,7 +166,7 @@ function trainedOnBy(told, node) {
   const sum = (cells) => cells.reduce((total, [, , , groups]) => total + groups, 0), mine = (told.exchange || []).filter(([taker]) => taker === node);
   if (!mine.length) return "–";
   const others = mine.filter(([, sender]) => sender !== node);
-  return `${many(sum(mine) - sum(others), "local group")}${others.length ? `, ${count(sum(others))} from others` : ""}`;
+  return `${many(sum(mine) - sum(others), "local group")}${told.nodes.length > 1 ? `, ${count(sum(others))} from others` : ""}`;
 }
 
 /** The nodes and the operator's matters: one line while all is well. */
