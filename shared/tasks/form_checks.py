@@ -4,64 +4,37 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from shared.tasks.numerals import MAX_PLACES, decimal_places, read_number, rounds_from
+from shared.tasks.plain_expression import is_plain_expression
 
 Check = Callable[[str, dict[str, Any]], bool]
 """Tells whether an answer is right, or readable, as a whole, given reasoning-gym's raw entry. A
 ValueError counts as no.
 """
 
-_LADDER = re.compile(r"[A-Za-z]{1,40}(?:\s*,\s*[A-Za-z]{1,40})*")
+
+def _same(usual: Callable[[str], Any]) -> Check:
+    """The reference answer, as far as `usual` of both tells."""
+    return lambda answer, entry: bool(usual(answer) == usual(str(entry["answer"])))
 
 
-def same_text(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer, character for character."""
-    return bool(answer == entry["answer"])
-
-
-def same_text_any_case(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer, ignoring case and surrounding space."""
-    return bool(answer.strip().lower() == str(entry["answer"]).strip().lower())
-
-
-def same_letters(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer, ignoring case and spaces."""
-    return "".join(answer.split(" ")).lower() == "".join(str(entry["answer"]).split(" ")).lower()
-
-
-def same_tokens(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer, ignoring how much white space is between its parts."""
-    return bool(answer.split() == str(entry["answer"]).split())
-
-
-def same_tokens_any_case(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer, ignoring case and how much white space is between its parts."""
-    return bool(answer.lower().split() == str(entry["answer"]).lower().split())
-
-
-def same_rows(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer's rows, ignoring spaces within and around them."""
-    ours, wanted = ([row.split() for row in text.strip().split("\n")] for text in (answer, str(entry["answer"])))
-    return ours == wanted
-
-
-def same_board(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer's board, with any white space."""
-    return "".join(answer.split()) == "".join(str(entry["answer"]).split())
+same_text = _same(str)
+same_text_any_case = _same(lambda text: text.strip().lower())
+same_letters = _same(lambda text: text.replace(" ", "").lower())
+same_tokens = _same(str.split)
+same_tokens_any_case = _same(lambda text: text.lower().split())
+same_rows = _same(lambda text: [row.split() for row in text.strip().split("\n")])
+same_board = _same(lambda text: "".join(text.split()))
 
 
 def word_list(answer: str, entry: dict[str, Any]) -> bool:
     """The sorted words separated by commas, ignoring space around them."""
     return bool([word.strip() for word in answer.split(",")] == entry["metadata"]["sorted_words"])
-
-
-def ladder(answer: str, entry: dict[str, Any]) -> bool:
-    """Words separated by commas, and nothing else."""
-    return len(answer) <= 4000 and _LADDER.fullmatch(answer) is not None
 
 
 def role_statement(answer: str, entry: dict[str, Any]) -> bool:
@@ -268,6 +241,7 @@ def geometry(answer: str, entry: dict[str, Any]) -> bool:
 # simulation skips what it does not understand.
 
 
+MAX_CHARS = 65_536
 MAX_MOVES = 1000
 """More moves than any of the puzzles needs; longer answers are not simulated."""
 MAX_CUBE_MOVES = 200
@@ -275,9 +249,7 @@ MAX_CUBE_WORK = 20_000
 """Largest product of turns and stickers per face; 200 turns of a cube of ten take about 0.1 s."""
 
 _CUBE_MOVE = re.compile(r"([0-9]{0,2})(?:[LRDUBF]w?|[XYZMES])'?([0-9]{0,2})")
-_CAR_MOVE = re.compile(r"[A-Z][+-][0-9]")
 _JUG_MOVE = re.compile(r"(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z]")
-_DISK_MOVE = re.compile(r"Move disk [0-9]{1,3} from Peg [0-9]{1,3} to Peg [0-9]{1,3}")
 _PRESSES = re.compile(r"[A-Ca-c](?:\s*(?:→|->|,|\s)\s*[A-Ca-c]){0,99}")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z])\s*=\s*[0-9]\s*")
 _AGENT = re.compile(r"Agent\[\s*([0-9]{1,4}(?:\.[0-9])?)\s*,\s*([0-9]{1,4}(?:\.[0-9])?)\s*\]")
@@ -295,10 +267,17 @@ def is_readable_cube(answer: str, entry: dict[str, Any]) -> bool:
     return turns <= MAX_CUBE_MOVES and turns * int(entry["metadata"]["cube_size"]) ** 2 <= MAX_CUBE_WORK
 
 
-def is_readable_traffic(answer: str, entry: dict[str, Any]) -> bool:
-    """Moves of cars and nothing else."""
-    moves = answer.split()
-    return 0 < len(moves) <= MAX_MOVES and all(_CAR_MOVE.fullmatch(move) for move in moves)
+def _parts(pattern: str, split: Callable[[str], list[str]] = str.split, most: int = MAX_CHARS) -> Check:
+    """Parts that match the pattern, and nothing else."""
+    part = re.compile(pattern)
+    return lambda answer, entry: len(parts := split(answer)) <= most and all(map(part.fullmatch, parts))
+
+
+is_readable_traffic = _parts(r"[A-Z][+-][0-9]", most=MAX_MOVES)
+is_readable_sokoban = _parts("[LDUR]", list, MAX_MOVES)
+is_readable_hanoi = _parts(r"\s*(?:Move disk [0-9]{1,3} from Peg [0-9]{1,3} to Peg [0-9]{1,3})?\s*", str.splitlines)
+is_bit_grid = _parts("[01]")
+is_integer_grid = _parts(r"-?[0-9]{1,18}")
 
 
 def legal_traffic(answer: str, entry: dict[str, Any]) -> bool:
@@ -318,20 +297,10 @@ def legal_traffic(answer: str, entry: dict[str, Any]) -> bool:
     return bool(board.solved)
 
 
-def is_readable_sokoban(answer: str, entry: dict[str, Any]) -> bool:
-    """Letters that are moves and nothing else."""
-    return len(answer) <= MAX_MOVES and re.fullmatch(r"[LDUR]+", answer) is not None
-
-
 def is_readable_jugs(answer: str, entry: dict[str, Any]) -> bool:
     """A JSON list of moves and nothing else."""
     moves = read_json(answer)
     return isinstance(moves, list) and len(moves) <= MAX_MOVES and all(isinstance(m, str) and _JUG_MOVE.fullmatch(m) for m in moves)
-
-
-def is_readable_hanoi(answer: str, entry: dict[str, Any]) -> bool:
-    """Lines that are moves and nothing else."""
-    return all(_DISK_MOVE.fullmatch(line.strip()) for line in answer.splitlines() if line.strip())
 
 
 def is_readable_presses(answer: str, entry: dict[str, Any]) -> bool:
@@ -353,43 +322,10 @@ def is_readable_coloring(answer: str, entry: dict[str, Any]) -> bool:
     return isinstance(colors, dict) and colors.keys() == vertices and all(type(color) is int for color in colors.values())
 
 
-def is_readable_knight_swap(answer: str, entry: dict[str, Any]) -> bool:
-    """`No`, or a JSON list of strings."""
-    if answer.lower() == "no":
-        return True
-    moves = read_json(answer)
-    return isinstance(moves, list) and len(moves) <= MAX_MOVES and all(isinstance(move, str) for move in moves)
-
-
-def is_bit_grid(answer: str, entry: dict[str, Any]) -> bool:
-    """Rows of 0 and 1 separated by spaces, and nothing else."""
-    return all(cell in ("0", "1") for row in answer.split("\n") for cell in row.split())
-
-
-def is_integer_grid(answer: str, entry: dict[str, Any]) -> bool:
-    """Rows of integers separated by spaces, and nothing else."""
-    return all(re.fullmatch(r"-?[0-9]{1,18}", cell) for row in answer.split("\n") for cell in row.split())
-
-
-def anagram_groups(answer: str, entry: dict[str, Any]) -> bool:
-    """The same groups, in any order, with their words in any order."""
-    return _lists_of_words(answer) == sorted(sorted(group) for group in entry["metadata"]["solution"])
-
-
-def palindrome_partitions(answer: str, entry: dict[str, Any]) -> bool:
-    """Every partition, each exactly once."""
-    given = read_json(answer)
-    if not isinstance(given, list) or not all(isinstance(part, list) for part in given):
-        return False
-    partitions = [tuple(part) for part in given]
-    return len(set(partitions)) == len(partitions) and set(partitions) == {tuple(part) for part in entry["metadata"]["solution"]}
-
-
-def _lists_of_words(text: str) -> list[list[str]] | None:
-    groups = read_json(text)
-    if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
-        return None
-    return sorted(sorted(group) for group in groups)
+def is_lists_of_words(answer: str, entry: dict[str, Any]) -> bool:
+    """A JSON list of lists and nothing else: of an object, reasoning-gym would take the keys."""
+    groups = read_json(answer)
+    return isinstance(groups, list) and all(isinstance(group, list) for group in groups)
 
 
 def is_readable_box_plan(answer: str, entry: dict[str, Any]) -> bool:
@@ -430,11 +366,63 @@ def legal_box_plan(answer: str, entry: dict[str, Any]) -> bool:
     return not any(item.startswith("box_") for items in squares.values() for item in items)
 
 
+# Checks of what reasoning-gym would pass to `eval` or to sympy's parser, or compute for ever. Which
+# scorers do was found by testing every scorer of reasoning-gym 0.1.25 with hostile answers.
+
+
+_COMPLEX = re.compile(r"[0-9+\-.ijIJ() eE]{1,200}")
+_HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9_]{4}")
+_SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,7}")
+_CONSTANT_NAMES = frozenset(string.ascii_letters) | {"C0", "C1", "C_0", "C_1"}
+"""Names that a model may use for the constant of integration."""
+_SYMPY_NAMES = frozenset({"nan", "NaN", "oo", "zoo", "inf", "E", "I", "N", "O", "Q", "S", "pi", "beta", "gamma", "zeta", "lambda"})
+"""Names that sympy's parser does not read as a variable; `nan` would equal every polynomial."""
+MAX_COEFFICIENT_DIGITS = 60
+"""Largest coefficient of a product of polynomials, in digits; the larger levels of reasoning-gym's
+curriculum reach 25.
+"""
+_NUMBER_LIST = re.compile(r"[\[\]0-9eE+\-., '\"]*")
+
+
+def is_integral(answer: str, entry: dict[str, Any]) -> bool:
+    """An expression of the integrand's variable and letters for the constant."""
+    variable = entry["metadata"]["variable"]
+    names = {variable} | _CONSTANT_NAMES
+    texts = (entry["metadata"]["integrand"], answer)
+    return _SYMBOL.fullmatch(variable) is not None and all(is_plain_expression(text, names) for text in texts)
+
+
+def is_polynomial(answer: str, entry: dict[str, Any]) -> bool:
+    """An expression of the variables, which sympy reads as such."""
+    names = set(entry["metadata"]["variables"])
+    return (
+        names.isdisjoint(_SYMPY_NAMES)
+        and all(_SYMBOL.fullmatch(name) for name in names)
+        and all(is_plain_expression(text, names, MAX_COEFFICIENT_DIGITS) for text in (entry["answer"], answer))
+    )
+
+
+def is_complex(answer: str, entry: dict[str, Any]) -> bool:
+    """Excludes the letters of nan and inf, because a distance that is not a number would earn full
+    marks.
+    """
+    return _COMPLEX.fullmatch(answer) is not None
+
+
+def is_probability(answer: str, entry: dict[str, Any]) -> bool:
+    """Text that becomes a fraction of usual size."""
+    return len(answer) <= 1000 and not _HUGE_EXPONENT.search(answer)
+
+
+def has_number_list(answer: str, entry: dict[str, Any]) -> bool:
+    """The scorer falls back to `eval` of the task's own answer if that is not JSON."""
+    return _NUMBER_LIST.fullmatch(entry["answer"]) is not None
+
+
 # Strict JSON, in which nothing can be hidden: no duplicate keys, no NaN or infinities, limited
 # length and depth.
 
 
-MAX_CHARS = 65_536
 MAX_JSON_DEPTH = 12
 MAX_NUMBER_DIGITS, MAX_NUMBER_CHARS = 17, 25
 """Most digits that count, and characters, of a number with a point or an exponent. A double has no

@@ -74,11 +74,15 @@ FORMS: dict[str, Form] = {
     "coin_flip": Form(
         "the same probability as a fraction, or rounded to 4 places or more with an error below 1 %",
         checks.probability,
-        stricter="0 for a small probability, a number that the answer's digits begin with",
+        checks.is_probability,
+        "0 for a small probability, a number that the answer's digits begin with",
     ),
     "color_cube_rotation": Form(_CASE, checks.same_text_any_case),
     "complex_arithmetic": Form(
-        "the same number, `i` or `j`, in parentheses; an error up to 0.005", checks.whole_complex, stricter="an error up to 0.01"
+        "the same number, `i` or `j`, in parentheses; an error up to 0.005",
+        checks.whole_complex,
+        checks.is_complex,
+        "an error up to 0.01",
     ),
     "countdown": Form(
         "any expression over exactly these integers that is exactly the target", _always, stricter="decimals; an error of 1e-5"
@@ -102,16 +106,17 @@ FORMS: dict[str, Form] = {
     "game_of_life": Form("other white space", _always, stricter="partial credit"),
     "game_of_life_halting": Form("other case, quotes, a full stop", _always, stricter="any text (its truth value was compared)"),
     "graph_color": Form("any valid coloring", _always, checks.is_readable_coloring, "keys that are no vertices, a vertex twice"),
-    "group_anagrams": Form("groups and words in any order", checks.anagram_groups, stricter="a key twice"),
+    "group_anagrams": Form("groups and words in any order", _always, checks.is_lists_of_words, "objects in place of lists"),
     "gsm_symbolic": Form(_NUMBER, _always, stricter="the first number in any text"),
     "intermediate_integration": Form(
         "any antiderivative, with one letter as constant",
         _always,
-        stricter="an integral left standing; **scored locally only: no group of another node is taken**",
+        checks.is_integral,
+        "an integral left standing; **scored locally only: no group of another node is taken**",
     ),
     "jugs": Form("any moves that reach the target", _always, checks.is_readable_jugs, "words after a move"),
     "kakurasu": Form("any grid with these sums", _always, checks.is_bit_grid, "text without 0 and 1 around the cells"),
-    "knight_swap": Form("any legal moves, not more than the reference's", _always, checks.is_readable_knight_swap),
+    "knight_swap": Form("any legal moves, not more than the reference's", _always),
     "knights_knaves": Form(
         "inhabitants in any order, other case, without `is`, `a`, `and`", _always, checks.role_statement, _WHOLE
     ),
@@ -130,10 +135,11 @@ FORMS: dict[str, Form] = {
     "number_sorting": Form(
         "numbers as numbers or strings, in another notation",
         checks.number_list,
-        stricter="NaN; numbers up to 1 away from the right ones",
+        checks.has_number_list,
+        "NaN; numbers up to 1 away from the right ones",
     ),
     "palindrome_generation": Form("any palindrome of exactly these letters, other case", _always),
-    "palindrome_partitioning": Form("partitions in any order", checks.palindrome_partitions, stricter="a partition twice"),
+    "palindrome_partitioning": Form("partitions in any order", _always, checks.is_lists_of_words, "objects in place of lists"),
     "path_star": Form("other white space", checks.same_tokens),
     "polynomial_equations": Form(
         'roots in any order, right to 4 decimal places; `""` for none',
@@ -141,7 +147,7 @@ FORMS: dict[str, Form] = {
         checks.is_number_list,
         "text between roots",
     ),
-    "polynomial_multiplication": Form("the same expanded polynomial, terms in any order", _always),
+    "polynomial_multiplication": Form("the same expanded polynomial, terms in any order", _always, checks.is_polynomial),
     "pool_matrix": Form(
         "elements right to 2 decimal places; other white space",
         checks.pooled_matrix,
@@ -179,7 +185,8 @@ FORMS: dict[str, Form] = {
     "simple_integration": Form(
         "any antiderivative, with one letter as constant",
         _always,
-        stricter="an integral left standing; **scored locally only: no group of another node is taken**",
+        checks.is_integral,
+        "an integral left standing; **scored locally only: no group of another node is taken**",
     ),
     "sokoban": Form("any solution of up to 1,000 moves", _always, checks.is_readable_sokoban, "any text between moves"),
     "spell_backward": Form(_CASE, checks.same_text_any_case, stricter="text after the word", shrinks=True),
@@ -190,7 +197,7 @@ FORMS: dict[str, Form] = {
     "time_intervals": Form(is_right=_always, stricter="partial credit"),
     "tower_of_hanoi": Form("any shortest sequence of legal moves", _always, checks.is_readable_hanoi, "text before a move"),
     "tsumego": Form(_CASE, checks.same_text_any_case),
-    "word_ladder": Form("any ladder of known words, other case", _always, checks.ladder),
+    "word_ladder": Form("any ladder of known words, other case", _always),
     "word_sorting": Form("other white space around words", checks.word_list, stricter="words after the list", shrinks=True),
     "zebra_puzzles": Form(_CASE, checks.same_text_any_case, stricter="line breaks inside the name"),
 }

@@ -325,10 +325,7 @@ def _in_base(text: str, digits: str, base: int) -> Reading:
 # --- Formulas -----------------------------------------------------------------------------------
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    **{
-        name: getattr(sympy, name)
-        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "log", "sqrt")
-    },
+    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "exp", "log", "sqrt")},
     "ln": sympy.log,
     "arcsin": sympy.asin,
     "arccos": sympy.acos,

@@ -34,10 +34,6 @@ SLACK = sympy.Float(10) ** 9
 """By which factor a part of the answer may be larger or smaller than 1 and than all parts of the
 reference.
 """
-PLATEAU = 25
-"""From this argument on (or twice the reference's largest) a hyperbolic tangent is practically
-1.
-"""
 MAX_PARTS = 400
 
 
@@ -148,7 +144,7 @@ def is_tame(side: Any) -> bool:
 def _is_exponential(node: Any) -> bool:
     if isinstance(node, sympy.Pow):
         return not node.exp.is_Number
-    return isinstance(node, sympy.exp | sympy.sinh | sympy.cosh | sympy.tanh)
+    return isinstance(node, sympy.exp | sympy.sinh | sympy.cosh)
 
 
 def _points(names: list[str], seed: str) -> Iterator[dict[str, Fraction]]:
@@ -187,19 +183,13 @@ def is_seen_as_a_whole(answer: Any, reference: Any, numbers: Mapping[Any, Any]) 
     """
     sizes = [size for part in _parts(reference) if (size := _size(part, numbers)) is not None and size > 0]
     smallest, largest = min([sympy.Float(1), *sizes]) / SLACK, max([sympy.Float(1), *sizes]) * SLACK
-    slopes = [size for part in _parts(reference) if (size := _tangent_argument(part, numbers)) is not None]
-    steepest = max([PLATEAU, *(2 * size for size in slopes)])
     parts = list(_parts(answer))
     if len(parts) > MAX_PARTS:
         return False
     for part in parts:
-        size, slope = _size(part, numbers), _tangent_argument(part, numbers)
+        size = _size(part, numbers)
         # The whole has the size of the reference.
-        if (
-            size is None
-            or not (part in (answer, sympy.S.Zero) or smallest <= size <= largest)
-            or (slope is not None and slope > steepest)
-        ):
+        if size is None or not (part in (answer, sympy.S.Zero) or smallest <= size <= largest):
             return False
         # sympy treats a sum of numbers as one number: `3 + 10**-20`.
         if part.is_Rational and part.q > SLACK and part.q > SLACK * _largest_denominator(reference):
@@ -217,10 +207,6 @@ def _size(part: Any, numbers: Mapping[Any, Any]) -> Any:
     # None if there is no number: at a pole, or for a letter that the comparison leaves in place.
     value = abs(part.evalf(SIZE_DIGITS, subs=numbers))
     return value if value.is_Float or value.is_Rational else None
-
-
-def _tangent_argument(part: Any, numbers: Mapping[Any, Any]) -> Any:
-    return _size(part.args[0], numbers) if isinstance(part, sympy.tanh | sympy.coth) else None
 
 
 def _largest_denominator(formula: Any) -> Any:

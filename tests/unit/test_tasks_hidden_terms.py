@@ -13,7 +13,7 @@ import sympy  # type: ignore[import-untyped]
 from reasoning_gym import create_dataset
 
 from shared.tasks.derive import Item
-from shared.tasks.guards import GUARDS
+from shared.tasks.forms import form_of
 from shared.tasks.scorers import SCORERS
 
 INTEGRALS: dict[str, str] = {
@@ -35,7 +35,8 @@ WRONG_TERMS = (
 
 def integral_reward(dataset: str, integrand: str, reference: str, answer: str) -> float:
     entry = {"answer": reference, "metadata": {"variable": "x", "integrand": integrand}}
-    if not GUARDS[dataset](answer, entry):
+    reads = form_of(dataset).reads
+    if reads is None or not reads(answer, entry):
         return 0.0
     try:
         return SCORERS[dataset](answer, entry)
@@ -109,18 +110,17 @@ def math_scorer(reference: str) -> Callable[[str], float]:
 
 
 MATH: dict[str, tuple[str, ...]] = {
-    "7": ("7+\\exp(-10^{9})", "7+\\tanh(99999999)-1", "7\\tanh(9999999)", "7+\\exp(-999)", "7+\\tanh(10^{60}(7-5))*0"),
+    "7": ("7+\\exp(-10^{9})", "7\\sinh(60)/\\cosh(60)", "7+\\exp(-999)"),
     "189*x**2 + 1281*x + 1638": (
         "189*x**2 + 1281*x + 1638 + exp(-10**60*(x-5)**2)",
         "189*x**2 + 1281*x + 1638 + 31337*sin(8388608*pi*x)",
         "(189*x**2 + 1281*x + 1638)*cos(16777216*pi*x)",
-        "189*x**2 + 1281*x + 1638 + 31337*(tanh(999*x**2)-1)",
-        "189*x**2 + 1281*x + 1638 + 31337*(tanh(9999*x**2)**2-1)",
+        "189*x**2 + 1281*x + 1638 + 31337*(sinh(999*x**2)/cosh(999*x**2)-1)",
         "189*x**2 + 1281*x + 1638 + exp(-exp(99/x**2))",
         "(189*x**2 + 1281*x + 1638)*(1 + exp(-999))",
         "(189*x**2 + 1281*x + 1638)**(1 + exp(-999))",
     ),
-    "$\\sin(x)$": ("\\sin(x)+\\exp(-9999)", "\\sin(x)\\tanh(99999)", "\\sin(x + \\exp(-9999))", "\\sin(x)+\\exp(-9999x^2)"),
+    "$\\sin(x)$": ("\\sin(x)+\\exp(-9999)", "\\sin(x)\\sinh(99)/\\cosh(99)", "\\sin(x + \\exp(-9999))", "\\sin(x)+\\exp(-9999x^2)"),
     "$x \\le 3$": ("x \\le 3+10^{-20}",),
 }
 
@@ -137,7 +137,6 @@ MATH_RIGHT = (
     "x**2*exp(-x**2)*sin(3*x)",
     "1/(x**2+1)",
     "exp(-40*x)",
-    "tanh(30*x)",
     "sqrt(2)/2",
     "10**12*exp(x)",
     "12*x**5 - 7*x + 1/9",
@@ -149,7 +148,7 @@ MATH_RIGHT = (
 def test_the_verifier_math_pays_sympys_forms_of_the_reference(reference: str) -> None:
     score, formula = math_scorer(reference), sympy.sympify(reference)
     answers = {str(sympy.expand(formula)), str(formula)}
-    if not formula.has(sympy.exp, sympy.tanh):
+    if not formula.has(sympy.exp):
         # Of exponentials, sympy prints forms whose digits or length are not those of an answer.
         answers |= other_forms(formula) | {sympy.latex(formula)}
     assert {answer: score(answer) for answer in answers} == dict.fromkeys(answers, 1.0)

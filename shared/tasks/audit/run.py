@@ -26,10 +26,6 @@ class Finding:
     wrong: int = 0
     paid: list[tuple[TaskRef, Candidate, float]] = field(default_factory=list)
     """Wrong candidates that earned full marks."""
-    right_after_all: int = 0
-    """Candidates that earned full marks and are right: a rounding, or another valid solution
-    (`accepted`).
-    """
     constants: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Reward for each constant, by task."""
     timeouts: int = 0
@@ -108,9 +104,5 @@ def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[Candi
         finding.constants[constant.name].append(reward)
     for candidate, reward in zip(made, rewards[len(named) :], strict=True):
         finding.wrong += 1
-        if reward < PASS_REWARD:
-            continue
-        if is_right_after_all(finding.dataset, candidate):
-            finding.right_after_all += 1
-        else:
+        if reward >= PASS_REWARD and not is_right_after_all(finding.dataset, candidate):
             finding.paid.append((ref, candidate, reward))
