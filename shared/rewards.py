@@ -5,7 +5,7 @@ rewards are informative, which is one definition for sharing, sampling, training
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
 _RELATIVE = 1e-9
@@ -43,6 +43,21 @@ apply.
 def unknown_of(marks: Iterable[Mark]) -> Counter[str]:
     """The number of unknown rewards, by cause."""
     return Counter(mark.cause for mark in marks if mark.cause)
+
+
+def known_parts(parts: Mapping[str, Sequence[float | None]], rewards: Sequence[float | None]) -> dict[str, list[float | None]]:
+    """The values of each of several rewards, for the answers whose whole reward is known."""
+    if all(reward is None for reward in rewards):
+        return {}
+    return {
+        name: [value for value, reward in zip(values, rewards, strict=True) if reward is not None] for name, values in parts.items()
+    }
+
+
+def mean_parts(parts: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    """The mean value of each reward, of the answers to which it applies."""
+    known = {name: [value for value in values if value is not None] for name, values in parts.items()}
+    return {name: round(sum(values) / len(values), 4) for name, values in known.items() if values}
 
 
 def differ(one: float, other: float) -> bool:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.verifier.refusals import UNEXAMINED, Refusal, Refused
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import Origin
-from shared.rewards import CAUSES, unknown_of
+from shared.rewards import CAUSES, known_parts, mean_parts, unknown_of
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult, ScorerPool
@@ -53,6 +53,12 @@ class ScoringFigures:
             "Reward that this node gave each completion, by origin; without the datasets that had a reward outside 0 to 1.",
             ["origin"],
             buckets=_REWARDS,
+            registry=registry,
+        )
+        self._parts = Gauge(
+            "swarm_reward_part_mean",
+            "Mean of each reward's own values in the newest local group of a task with several rewards.",
+            ["task", "reward"],
             registry=registry,
         )
         self._scored = Counter("swarm_groups_scored_total", "Groups scored, by origin.", ["origin"], registry=registry)
@@ -103,6 +109,8 @@ class ScoringFigures:
             self.failed_local()
             return
         self._scored.labels(origin).inc()
+        for name, mean in mean_parts(known_parts(result.parts, result.rewards)).items():
+            self._parts.labels(dataset if dataset in self._tasks else OTHER_TASK, name).set(mean)
         self._status.add(FigureFamily.SCORED.of(origin))
         # The sum of a histogram must not fall, and the alerts on its mean are about shares.
         if min(known) < 0.0 or max(known) > 1.0:

@@ -26,7 +26,7 @@ from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
 from shared.dead_letters import attempt_id, bury
-from shared.rewards import unknown_of
+from shared.rewards import known_parts, mean_parts, unknown_of
 from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
@@ -163,13 +163,21 @@ class LocalScorer:
         unknown, scorer = unknown_of(result.marks), self._rewards.rules.scorer(group.task.ref)
         failure = None if rewards else f"no answer has a reward ({', '.join(unknown)}): {result.detail}"[:500]
         scored = self._scored.scored(
-            group, group_id, rewards, result.seconds, failure, passed=passed, unknown=unknown, scorer=scorer
+            group,
+            group_id,
+            rewards,
+            result.seconds,
+            failure,
+            passed=passed,
+            unknown=unknown,
+            scorer=scorer,
+            parts=known_parts(result.parts, result.rewards),
         )
         stored = await self._scored.store(delivery.message, scored)
         if not stored.duplicate:
             self._figures.scoring.scored("local", group.task.ref.dataset, result)
             if rewards:
-                self._say_scored(group, group_id, result, stored.seq, rewards)
+                self._say_scored(scored, result, stored.seq)
                 self._note_own(group, stored.seq)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
         if rewards and group.task.ref.dataset not in self._scored_locally:
@@ -177,8 +185,10 @@ class LocalScorer:
         await delivery.ack()
         self._rewards.refuse_to_go_on()
 
-    def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int, rewards: list[float]) -> None:
+    def _say_scored(self, scored: ScoredGroup, result: JobResult, seq: int) -> None:
         # To the log, and as a span.
+        group, group_id, rewards = scored.group, scored.group_id, scored.rewards
+        several = {"mean_rewards": mean_parts(scored.parts)} if scored.parts else {}
         mean = round(sum(rewards) / len(rewards), 4)
         spans.emit(group_id, spans.SCORE, seconds=result.seconds, task=group.task.ref.dataset, mean_reward=mean)
         self._log.info(
@@ -192,6 +202,7 @@ class LocalScorer:
             mean_reward=mean,
             unknown=len(result.rewards) - len(rewards),
             seconds=round(result.seconds, 4),
+            **several,
         )
 
 
@@ -238,6 +249,7 @@ class LocalOutcomes:
         passed: list[bool] | None = None,
         unknown: Mapping[str, int] = MappingProxyType({}),
         scorer: str | None = None,
+        parts: Mapping[str, list[float | None]] = MappingProxyType({}),
     ) -> ScoredGroup:
         """The message with a group and its rewards, or with the reason why it has none."""
         return ScoredGroup(
@@ -252,4 +264,5 @@ class LocalOutcomes:
             unknown=dict(unknown),
             failure=failure,
             scorer=scorer,
+            parts=dict(parts),
         )

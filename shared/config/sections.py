@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import Section
+from shared.contracts.limits import MAX_REWARD_PARTS
 from shared.registry import DEFAULT_VERIFIER, TASK_SOURCES, VERIFIERS
 from shared.reward_files import Part, code_id, found_from, has_rewards, name_of
 from shared.text import visible
@@ -68,7 +69,9 @@ class TaskSpec(Section):
         description="Instead of a verifier, a function in a Python file of yours: `rewards.py:accuracy`, from this file's folder.",
     )
     rewards: list[WeightedReward] = Field(
-        default_factory=list, description='Instead of `reward`, several: `[{use = "rewards.py:accuracy", weight = 1.0}, ...]`.'
+        default_factory=list,
+        max_length=MAX_REWARD_PARTS,
+        description='Instead of `reward`, several: `[{use = "rewards.py:accuracy", weight = 1.0}, ...]`.',
     )
     pass_at: float | None = Field(
         None,

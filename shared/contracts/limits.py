@@ -23,6 +23,8 @@ VERIFIER_MAX_ACK_PENDING = 256
 MAX_TEXT_CHARS = 262_144
 """Most characters of a task's prompt, of all its parts together, and of its reference answer."""
 MAX_PROMPT_MESSAGES = 64
+MAX_REWARD_PARTS = 64
+"""Most rewards of one task source, whose own values a scored group tells."""
 MAX_PARTS = 16
 """Most parts of one message of a prompt."""
 MAX_TURNS = 64

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shared.contracts.codec import MALFORMED_TURNS, MAX_TOKENS, unpack_ids
-from shared.contracts.limits import MAX_PARTS, MAX_PROMPT_MESSAGES, MAX_TEXT_CHARS, MAX_TURNS
+from shared.contracts.limits import MAX_PARTS, MAX_PROMPT_MESSAGES, MAX_REWARD_PARTS, MAX_TEXT_CHARS, MAX_TURNS
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.wire import (
     Count,
@@ -239,6 +239,9 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     `passed[i]`: whether that answer passes; None: no pass is defined for this task's source
     (`shared.tasks.evaluation`). `failure` says why a local group has no rewards. The sampler then
     counts the group as dropped, so that the generator does not wait for it.
+
+    `parts`: of several rewards, the own value of each for every answer, by its name; None where it
+    does not apply. Only of local groups.
     """
 
     schema: SwarmSchemaVersion = 3
@@ -268,6 +271,9 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     swarm_stored_at: UnixTime = 0.0
     scorer: Sha256 | None = None
     """The scorer that gave the rewards (`TaskSpec.scorer_id`)."""
+    parts: Annotated[
+        dict[PlainText, Annotated[list[Reward | None], Meta(max_length=MAX_COMPLETIONS)]], Meta(max_length=MAX_REWARD_PARTS)
+    ] = {}
 
 
 class BatchItem(Message, frozen=True, kw_only=True):

@@ -13,12 +13,12 @@ import json
 import linecache
 import selectors
 import sys
-from collections.abc import Awaitable, Callable, MutableSequence, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
 from functools import lru_cache
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_loader
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
 from shared.contracts.wire import MAX_REWARD
@@ -36,6 +36,7 @@ from shared.reward_files import (
 )
 from shared.rewards import Mark
 from shared.tasks.derive import Item, TaskError
+from shared.text import visible
 
 Word = memoryview | MutableSequence[int]
 """A writable sequence with an integer at index 0."""
@@ -43,12 +44,14 @@ Word = memoryview | MutableSequence[int]
 
 class Scored(NamedTuple):
     """Rewards of a group, None where there is none, and what else is known about each answer.
-    `problem`: of the first answer whose reward is unknown.
+    `problem`: of the first answer whose reward is unknown. `parts`: of several rewards, the own
+    values of each, by its name.
     """
 
     rewards: list[float | None]
     marks: list[Mark]
     problem: str
+    parts: Mapping[str, list[float | None]] = MappingProxyType({})
 
 
 ScoreTexts = Callable[[str, Item, Sequence[str | None], Word, int], Scored]
@@ -62,6 +65,10 @@ class Rewards:
         """Loads the files. Raises TaskError."""
         self.parts = parts_of(verifier)
         self._functions = [RewardFunction(part) if part.file else None for part in self.parts]
+        self._names: list[str] = []
+        for title in (visible(part.title, 100) for part in self.parts):
+            again = sum(name.partition(" #")[0] == title for name in self._names)
+            self._names.append(f"{title} #{again + 1}" if again else title)
 
     @property
     def scores_groups(self) -> bool:
@@ -92,7 +99,8 @@ class Rewards:
             )
             rewards.append(reward)
             marks.append(mark)
-        return Scored(rewards, marks, next((each.problem for each in found if each.problem), ""))
+        parts = dict(zip(self._names, (each.rewards for each in found), strict=True))
+        return Scored(rewards, marks, next((each.problem for each in found if each.problem), ""), parts)
 
 
 def _sum(values: Sequence[tuple[float, float | None, Mark]]) -> tuple[float | None, Mark]:

@@ -140,6 +140,7 @@ def score_texts(
     progress: Word | None = None,
     first_step: int = 0,
     problems: list[str] | None = None,
+    parts: dict[str, list[float | None]] | None = None,
 ) -> tuple[list[float | None], list[Mark]]:
     """The rewards of many texts of one derived task, None where unknown, and what else is known
     about each. A text that is None has cost a worker before: it is not scored. A verifier of one's
@@ -151,6 +152,7 @@ def score_texts(
 
     `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. What the scorer
     raised, or returned that is no number, is appended to `problems` for the first such text.
+    `parts` gets the own values of several rewards, by their names.
 
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
@@ -159,6 +161,8 @@ def score_texts(
         scored = load_rewards(verifier).score(item, texts, [0] if progress is None else progress, first_step, _scored)
         if scored.problem and problems == []:
             problems.append(scored.problem)
+        if parts is not None:
+            parts.update(scored.parts)
         return scored.rewards, scored.marks
     score = scorer_of(verifier, item)
     unread_is_wrong = is_built_in(verifier, item.task.ref.dataset)

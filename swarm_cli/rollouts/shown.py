@@ -134,6 +134,7 @@ def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge:
                 "place": place,
                 "reward": reward,
                 "passed": passes(scored, place),
+                "parts": {name: values[place] for name, values in scored.parts.items()},
                 "judged": asdict(judge.of(scored, place, completion.text, reward)),
                 "tokens": completion.token_count,
                 "finish_reason": completion.finish_reason,
@@ -150,6 +151,9 @@ def _facts(
 ) -> list[tuple[str, str]]:
     judged = view.judge.of(found.item.scored, place, completion.text, reward)
     facts = [("reward", judged.marks if judged.replaced else f"{reward:.3g} ({judged.marks})")]
+    for name, values in found.item.scored.parts.items():
+        value = values[place]
+        facts.append((visible(name, 60), "does not apply" if value is None else f"{value:.3g}"))
     facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))
     facts.append(("ended by", f"{completion.finish_reason} ({completion.token_count} tokens)"))
     return [*facts, *_training(fate, place)]

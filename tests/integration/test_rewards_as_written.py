@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from shared.config import NodeConfig
-from shared.config.sections import _scorer_id
+from shared.config.sections import TaskSpec, _scorer_id
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import RewardValues
@@ -25,6 +26,7 @@ from shared.run_records import read_jsonl, unknown_file
 from shared.runtime.exits import EXIT_CONFIG, FatalError
 from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.evaluation import NO_PASS
+from shared.tasks.file_source import with_row_name
 from shared.tasks.verifiers import load_verifier
 from swarm_cli.app import app
 from swarm_cli.observe.run_files import read_steps
@@ -200,6 +202,37 @@ async def test_a_verifier_does_not_start_with_a_reward_file_that_fails_at_every_
     with pytest.raises(FatalError, match=cause):
         async with verifier(configured("alpha", nats_server().url, tmp_path, None, tasks)):
             pass
+
+
+PARTS_OF_TWO = """
+def right(completions, answer, **kwargs):
+    return [float(str(wanted) in text) if text else None for text, wanted in zip(completions, answer)]
+
+def tone(answer, reference):
+    if "boom" in answer:
+        raise ValueError(answer)
+    return -0.5 if "!" in answer else 0.25 if "please" in answer else None
+"""
+
+
+@pytest.mark.slow
+async def test_each_of_several_rewards_is_told_by_name(nats_server: MakeServer, tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(PARTS_OF_TWO)
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question": f"{n}?", "answer": n}) + "\n" for n in range(40)))
+    rewards = [{"use": f"{tmp_path}/r.py:right"}, {"use": f"{tmp_path}/r.py:tone", "weight": 2.0}]
+    spec = with_row_name(TaskSpec.model_validate({"path": str(tmp_path / "q.jsonl"), "rewards": rewards}))
+    asked = derive_task(task_ref(spec.dataset, seed=1, index=7))
+    with capture_logs() as logs:
+        async with verifier(configured("alpha", nats_server().url, tmp_path, None, [spec.model_dump()])) as running:
+            await generate(running.node, group("alpha", 0, ["7", "7!", "please", "boom"], task=asked))
+            await until(lambda: queue_is_empty(running.node, "alpha"))
+            (found,) = await scored(running.node, "alpha")
+            text = generate_latest(running.registry).decode()
+    assert found.rewards == [1.0, 0.0, 0.5]
+    assert found.parts == {"r.py:right": [1.0, 1.0, 0.0], "r.py:tone": [None, -0.5, 0.25]}, "without the answer that left"
+    (line,) = [line for line in logs if line["event"] == "rollouts_scored"]
+    assert line["mean_rewards"] == {"r.py:right": 0.6667, "r.py:tone": -0.125}
+    assert re.search(r'swarm_reward_part_mean\{reward="r.py:tone",task="[^"]+"\} -0.125', text)
 
 
 KNOWS_FEW = "def mine(item):\n    return lambda answer: float(answer)"

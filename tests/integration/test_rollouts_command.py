@@ -165,6 +165,18 @@ async def test_stored_answers_are_scored_again_by_the_rewards_as_they_are_now(se
     assert swarm(server, *asked, "--foreign").returncode != 0
 
 
+async def test_each_of_several_rewards_is_shown_by_name(server: NatsServer) -> None:
+    parts = {"r.py:right": [1.0, 0.0], "r.py:tone": [None, 0.25]}
+    await written(server.url, [batch(1, [msgspec.structs.replace(said(scored_group(1), "one", "two"), parts=parts)])])
+    (found,) = objects(swarm(server, "--json"))
+    assert [each["parts"] for each in found["completions"]] == [
+        {"r.py:right": 1.0, "r.py:tone": None},
+        {"r.py:right": 0.0, "r.py:tone": 0.25},
+    ]
+    shown = swarm(server).stdout
+    assert "r.py:right: 1" in shown and "r.py:tone: 0.25" in shown and "r.py:tone: does not apply" in shown
+
+
 async def test_groups_are_chosen_by_step_origin_sender_dataset_and_marks(server: NatsServer) -> None:
     await written(server.url, [mixed(number) for number in range(1, 8)], purged_to=2)
     at_step = objects(swarm(server, "--step", "4", "--json"))

@@ -45,6 +45,7 @@ class JobResult(Struct, frozen=True):
 
     `timeouts` counts answers at which a worker was lost; `deaths` counts those of them at which it
     died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever the outcome.
+    `parts`: of several rewards, the own values of each for a local group, by its name.
     """
 
     rewards: list[float | None]
@@ -56,6 +57,7 @@ class JobResult(Struct, frozen=True):
     deaths: int = 0
     cpu_s: float = 0.0
     marks: list[Mark] = []
+    parts: dict[str, list[float | None]] = {}
 
 
 class Request:
@@ -134,10 +136,12 @@ class Entry:
             return
         rewarded: Rewarded = checked(result, Rewarded)
         self._expect(rewarded.rewards, rewarded.marks)
+        if any(len(values) != len(self.job.texts) for values in rewarded.parts.values()):
+            raise BrokenReply("a reward without a value for each answer")
         for place in self.hung:
             rewarded.marks[place] = Mark.KILLED if place in self.died else Mark.TIMEOUT
         detail = printable(rewarded.raised) if rewarded.raised else ""
-        self.finish(rewarded.rewards, self._task(rewarded.task), detail=detail, marks=rewarded.marks)
+        self.finish(rewarded.rewards, self._task(rewarded.task), detail=detail, marks=rewarded.marks, parts=rewarded.parts)
 
     def take_foreign(self, result: list[Any]) -> None:
         """Store a forker's result (`shared.tasks.sandbox.forker`).
@@ -163,11 +167,12 @@ class Entry:
         reason: str | None = None,
         detail: str = "",
         marks: list[Mark] | None = None,
+        parts: dict[str, list[float | None]] | None = None,
     ) -> None:
         """Settle the job. Only the first call counts."""
         seconds = time.monotonic() - self.started_s if self.started_s else 0.0
         lost, died = len(self.hung), len(self.died)
-        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, self.charged_s, marks or []))
+        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, self.charged_s, marks or [], parts or {}))
 
     def _expect(self, rewards: list[float | None], marks: list[Mark]) -> None:
         """Require one reward and one mark for each answer, and a cause for each unknown reward."""

@@ -5,9 +5,9 @@ batches: lists of jobs `[dataset, config, seed, index, expected task or None, ve
 task]`, where a text is None if it must not be tried again, and a task is its
 `shared.tasks.prompt.content`. It may send the next batch while the worker is still busy with one.
 The worker answers in the order of the jobs, with frames that contain the results of several:
-`[rewards, marks, task or None, what the scorer raised]` or `[reason, detail]` for each. Before each
-step it writes its position into shared memory (`Progress`), so that the parent knows which answer
-to blame when it has to kill the worker.
+`[rewards, marks, task or None, what the scorer raised, values of each of several rewards]` or
+`[reason, detail]` for each. Before each step it writes its position into shared memory
+(`Progress`), so that the parent knows which answer to blame when it has to kill the worker.
 """
 
 from __future__ import annotations
@@ -109,14 +109,16 @@ ForeignResult = tuple[str | None, str, Rewards, Marks, Content | None, Annotated
 
 
 class Rewarded(Struct, array_like=True, forbid_unknown_fields=True):
-    """Rewards, marks and task, and what the scorer raised, if it did. It is a class because every
-    local group is one, and msgspec finds a class's form sooner than a tuple's.
+    """Rewards, marks and task, what the scorer raised, if it did, and of several rewards the values
+    of each, by its name. It is a class because every local group is one, and msgspec finds a
+    class's form sooner than a tuple's.
     """
 
     rewards: Rewards
     marks: Marks
     task: Content | None
     raised: Detail
+    parts: dict[Detail, Rewards] = {}
 
 
 Failed = tuple[str, str]

@@ -115,9 +115,10 @@ def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
         if expected is not None and content(task) != expected:
             return ["task_mismatch", f"{dataset}: prompt, key, answer or metadata differ from what {seed}/{index} derives to"]
         problems: list[str] = []
-        rewards, marks = score_texts(item, verifier, texts, word, base + 1, problems) if texts else ([], [])
+        parts: dict[str, list[float | None]] = {}
+        rewards, marks = score_texts(item, verifier, texts, word, base + 1, problems, parts) if texts else ([], [])
         told = content(task) if want_task else None
-        return [rewards, marks, told, "".join(problems)[:MAX_DETAIL_CHARS]]
+        return [rewards, marks, told, "".join(problems)[:MAX_DETAIL_CHARS], parts]
     except TaskError as error:
         return [error.reason, str(error)[:500]]
     except (MemoryError, RecursionError) as error:
