@@ -30,7 +30,7 @@ from shared.model.configuration import quietly
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.model.weights import DeltaRounding, RoundingTally, load_policy_tensors, load_trainable, policy_tensors
-from shared.run_records import CHECKPOINTS, EVAL_FILE, METRICS_FILE, eval_lines, eval_report, read_jsonl
+from shared.run_records import CHECKPOINTS, EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE, eval_lines, eval_report, read_jsonl
 from shared.text import visible
 from shared.version import VERSION
 
@@ -52,6 +52,7 @@ def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: boo
         origin=f"{run}, node {node}",
         dtype=dtype,
         adapter=adapter,
+        sets=[line for line in eval_lines(node_folder / EVAL_SETS_FILE) if isinstance(line.get("set"), str)],
     )
     (folder / CARD).write_text(text, encoding="utf-8")
 
@@ -65,6 +66,7 @@ def model_card(
     origin: str,
     dtype: str,
     adapter: bool,
+    sets: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The card in Hugging Face's format. If the base is a folder, the card contains only the
     folder's name, because the path is specific to this machine.
@@ -88,7 +90,7 @@ def model_card(
         *_groups(steps),
         f"| made by | Swarm {VERSION}: `swarm model export` |",
     ]
-    return "\n".join([*header, *facts, *_scores(evaluations, step), ""])
+    return "\n".join([*header, *facts, *_scores(evaluations, step), *_set_scores(sets, step), ""])
 
 
 def _groups(steps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -127,6 +129,41 @@ def _scores(evaluations: Sequence[EvalReport], step: int) -> list[str]:
     if 0 in known and (why := incomparable(known[0], last)):
         lines += ["", f"The base policy was evaluated {why}, so it is not shown."]
     return lines
+
+
+def _set_scores(lines: Sequence[Mapping[str, Any]], step: int) -> list[str]:
+    """Results on evaluation sets: of the last measured version up to this one, beside the base
+    policy's by the same measure.
+    """
+    rows = []
+    for name in sorted({str(line["set"]) for line in lines}):
+        of_set = [(line, report) for line in lines if line["set"] == name and (report := eval_report("node", line)) and report.n]
+        known = {report.policy_version: (line, report) for line, report in of_set if report.policy_version <= step}
+        if not known:
+            continue
+        line, last = known[max(known)]
+        base_line, base = known.get(0, (None, None))
+        if base is not None and incomparable(base, last):
+            base_line, base = None, None
+        k, about = line.get("k"), f"{line.get('questions')} questions, temperature {line.get('temperature')}"
+        version = f"{last.policy_version}{' (this)' if last.policy_version == step else ''}"
+        measure = "mean reward" if last.pass_rate is None else f"avg@{k}"
+        of_base = None if base is None else base.mean_reward if last.pass_rate is None else base.score
+        figures: list[tuple[str, float | None, float | None]] = [(measure, of_base, last.score)]
+        if k != 1 and last.pass_rate is not None:
+            figures.append((f"pass@{k}", _pass_at(base_line, k), _pass_at(line, k)))
+        for words, *both in figures:
+            values = ("–" if value is None else f"{value:.3f}" for value in both)
+            rows.append(f"| {visible(name, 64)}, {words} ({about}) | {' | '.join(values)} | {version} |")
+    if not rows:
+        return []
+    return ["", "## Evaluation sets, never trained on", "", "| set | base | trained | version |", "|---|---|---|---|", *rows]
+
+
+def _pass_at(line: Mapping[str, Any] | None, k: Any) -> float | None:
+    rates = {} if line is None else line.get("pass_at")
+    value = rates.get(str(k)) if isinstance(rates, dict) else None
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _number(line: Mapping[str, Any], key: str) -> float:

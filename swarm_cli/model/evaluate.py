@@ -23,6 +23,7 @@ from rich.text import Text
 from shared.config import NodeConfig, TaskSpec, scorers_id
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.model_section import ModelSection
+from shared.config.sections import EvalSet
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.run_records import CHECKPOINTS, EVAL_FILE, eval_lines, eval_report
@@ -41,7 +42,12 @@ if TYPE_CHECKING:
     from shared.tasks import HeldOut
     from shared.tasks.sandbox import JobResult
 
-TASKS_A_CALL = 32
+_COMPLETIONS_A_CALL = {"transformers": 32}
+"""Completions of one call of an engine, so that progress is told. On a CPU more at once are not
+faster.
+"""
+_MANY_COMPLETIONS = 1024
+_TOLD_EVERY_S = 10.0
 _LONGEST_CELL = 400
 
 
@@ -72,9 +78,12 @@ def evaluate(
         float | None, typer.Option(min=0.0, max=10.0, help="0: greedy.  [default: 0, or 1 with --k]", show_default=False)
     ] = None,
     k: Annotated[
-        int,
-        typer.Option("--k", min=1, max=1024, help="Answers to each question; above 1: avg@k and pass@k instead of a pass rate."),
-    ] = 1,
+        int | None,
+        typer.Option("--k", min=1, max=1024, help="Answers to each question; above 1: avg@k and pass@k.  [default: 1]"),
+    ] = None,
+    set_name: Annotated[
+        str, typer.Option("--set", metavar="NAME", help="Ask an evaluation set ([[eval.sets]]), with its k and temperature.")
+    ] = "",
     engine: Annotated[str, typer.Option(help="auto, transformers or vllm.")] = "auto",
     revision: Annotated[str, typer.Option(help="Commit of a hub name.  [default: model.revision, if MODEL is model.path]")] = "",
     answers: Annotated[
@@ -90,18 +99,22 @@ def evaluate(
     With --n, and where the configuration is not the node's, it is said how many of the tasks may
     have been trained on (not_held_out; null: not known).
     """
-    if temperature is None:
-        temperature = 1.0 if k > 1 else 0.0
-    if k > 1 and not temperature:
-        raise CommandError(f"--k {k} with --temperature 0: greedy answers to a question are all the same: give a temperature")
     if engine not in {"auto", "transformers", "vllm"}:
         raise CommandError(f"--engine {engine}: use auto, transformers or vllm")
     node_config = load_chosen(config or _configuration_of(Path(model)), NodeConfig)
-    sources = task_sources(tasks) if tasks else node_config.tasks
+    chosen = _chosen_set(node_config, set_name, tasks) if set_name else None
+    sources: Sequence[TaskSpec] = [chosen] if chosen else task_sources(tasks) if tasks else node_config.tasks
+    k = k or (chosen.k if chosen else 1)
+    if temperature is None:
+        temperature = chosen.temperature if chosen else 1.0 if k > 1 else 0.0
+    if k > 1 and not temperature:
+        raise CommandError(f"--k {k} with --temperature 0: greedy answers to a question are all the same: give a temperature")
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
         folder, step = _model_folder(model, commit, Path(scratch))
         asked, prompts = _prompted_tasks(node_config, model, folder, commit, sources, n)
+        answers_in_all = f"{count(len(asked.tasks), 'question')}, {count(k, 'answer')} to each"
+        note(f"{answers_in_all}, of at most {node_config.generator.max_new_tokens:,} tokens (generator.max_new_tokens)")
         report, answered = asyncio.run(_evaluate(node_config, folder, commit, asked, prompts, temperature, engine, k))
     shown, several = _first_per_dataset(answered, answers * k), pass_rates_at_k(answered, k)
     if as_json:
@@ -110,7 +123,18 @@ def evaluate(
         typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
     else:
         of_step = "" if step is None else f", step {step},"
-        _show(f"{model}{of_step}", report, shown, several, k, file_names(None, asked.sources))
+        where = f"set {set_name}" if set_name else "held-out tasks"
+        _show(f"{model}{of_step} on {where}", report, shown, several, k, file_names(None, asked.sources))
+
+
+def _chosen_set(config: NodeConfig, name: str, tasks: str) -> EvalSet:
+    if tasks:
+        raise CommandError("--set and --tasks are both given: keep one")
+    found = next((each for each in config.eval.sets if each.name == name), None)
+    if found is None:
+        known = ", ".join(each.name for each in config.eval.sets)
+        raise CommandError(f"--set {name}: the configuration has {f'the sets {known}' if known else 'no [[eval.sets]]'}")
+    return found
 
 
 def _configuration_of(model: Path) -> Path | None:
@@ -184,9 +208,9 @@ async def _evaluate(
     engine_name: str,
     k: int,
 ) -> tuple[EvalReport, list[Answered]]:
-    """Sample and score `TASKS_A_CALL` questions at a time, so that the progress bar moves. With a
-    temperature above 0 a call's seed is the number of its first question, so that the same command
-    gives the same answers.
+    """Sample and score a few questions at a time, so that progress is told. With a temperature
+    above 0 a call's seed is the number of its first question, so that the same command gives the
+    same answers.
     """
     from services.generator.engines import EngineError, SamplingParams, create_engine
     from shared.tasks.evaluation import PassRules, judged_answers, summarise
@@ -212,15 +236,15 @@ async def _evaluate(
     try:
         async with ScorerPool.from_config(config.verifier, tasks=asked.sources, workers=1) as scorers:
             await try_rewards(scorers, [spec for spec in asked.sources if worth_trying(spec)], rules)
-            with _progress() as progress:
-                bar = progress.add_task("tasks", total=len(tasks))
-                for first in range(0, len(tasks), TASKS_A_CALL):
-                    part = tasks[first : first + TASKS_A_CALL]
-                    samples = await engine.generate(prompts[first : first + TASKS_A_CALL], k, params, seed=first)
+            size = max(1, _COMPLETIONS_A_CALL.get(engine.name, _MANY_COMPLETIONS) // k)
+            with _progress(len(tasks)) as tell:
+                for first in range(0, len(tasks), size):
+                    part = tasks[first : first + size]
+                    samples = await engine.generate(prompts[first : first + size], k, params, seed=first)
                     said = [[each.text for each in of_task] for of_task in samples]
                     results += await scorers.score(list(zip(part, said, strict=True)))
                     texts += [text for of_task in said for text in of_task]
-                    progress.advance(bar, len(part))
+                    tell(len(results))
     except (EngineError, SandboxError) as error:
         raise CommandError(str(error)) from None
     finally:
@@ -260,9 +284,29 @@ def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answere
     return [each for _, some in sorted(by_dataset.items()) for each in some[:count]]
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+@contextlib.contextmanager
+def _progress(questions: int) -> Iterator[Callable[[int], None]]:
+    """Give a function that tells how many questions are answered: by a bar in a terminal, else by a
+    line every `_TOLD_EVERY_S` seconds.
+    """
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("questions", total=questions)
+            yield lambda done: progress.update(bar, completed=done)
+        return
+    began = told = time.monotonic()
+
+    def tell(done: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= _TOLD_EVERY_S or done == questions:
+            told = now
+            left = f", about {(now - began) / done * (questions - done):.0f} s left" if done < questions else ""
+            note(f"{done} of {count(questions, 'question')} answered after {now - began:.0f} s{left}")
+
+    yield tell
 
 
 def _as_object(report: EvalReport, several: Mapping[str, float | None]) -> dict[str, Any]:
@@ -276,11 +320,11 @@ def _as_object(report: EvalReport, several: Mapping[str, float | None]) -> dict[
 
 
 def _show(
-    model: str, report: EvalReport, shown: Sequence[Answered], several: Mapping[str, float | None], k: int, names: FileNames
+    title: str, report: EvalReport, shown: Sequence[Answered], several: Mapping[str, float | None], k: int, names: FileNames
 ) -> None:
     rates = ("pass rate",) if k == 1 else (f"avg@{k}", f"pass@{k}")
     asked = "tasks" if k == 1 else "answers"
-    table = Table("dataset", asked, *rates, "mean reward", title=f"{model} on held-out tasks", title_justify="left")
+    table = Table("dataset", asked, *rates, "mean reward", title=title, title_justify="left")
     overall = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
     for name, score in [*report.per_task.items(), ("all", overall)]:
         found = (score.pass_rate, several["" if name == "all" else name])[: len(rates)]
@@ -359,23 +403,31 @@ def eval_tasks(
         CommandError: a source cannot be used, nothing is held out and `n` is None, or no task fits.
     """
     from shared.tasks import HeldOut, check_specs
+    from shared.tasks.held_out import set_tasks
 
+    of_set = sources[0] if len(sources) == 1 and isinstance(sources[0], EvalSet) else None
+    held: HeldOut | None
     with _task_errors():
         read = check_specs(sources)
-        if recorded:
+        if of_set is not None:
+            size, held = of_set.questions, HeldOut(())
+        elif recorded:
             found = _run_held_out(config, sources, recorded, fits)
             size, held = found or (recorded.n, None)
         else:
             size, held = config.eval.tasks, HeldOut(_tasks(read, config.eval.tasks, config))
         if not (count := n or size):
             raise CommandError("eval.tasks is 0, so no task is held out: say with --n how many to ask")
-        drawn = _tasks(read, count, config)
+        of_read = [each.model_copy(update={"questions": count}) for each in read if isinstance(each, EvalSet)]
+        drawn = set_tasks(of_read[0]) if of_read else _tasks(read, count, config)
     tasks = [task for task in drawn if fits(task)]
     if not tasks:
         raise CommandError(
             f"none of the {len(drawn)} tasks leaves room for an answer of generator.max_new_tokens "
             f"{config.generator.max_new_tokens}: lower that, or choose tasks with shorter questions"
         )
+    if of_set is not None:
+        return EvalTasks(read, tasks, 0, "")
     beyond = None if held is None else sum(not held.contains(task.key) for task in tasks)
     told = _note(beyond, len(tasks), len(held.tasks) if held else 0, recorded)
     if recorded is None or sources is not config.tasks:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shared.atomic_files import draft_in, keep_draft
-from shared.run_records import EVAL_FILE, METRICS_FILE
+from shared.run_records import EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE
 from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
-from swarm_cli.observe.run_files import Comparison, compared, read_evaluations, read_steps
+from swarm_cli.observe.run_files import Comparison, SetCurve, compared, read_evaluations, read_sets, read_steps
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, read_end
 from swarm_cli.target import find_run
@@ -30,8 +31,8 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="PNG to write.  [default: curves.png in the run's folder]")] = None,
     var_dir: Annotated[Path, typer.Option(help="Folder that holds runs/.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
 ) -> None:
-    """Draw a run's learning curves: held-out pass rate, rewards, loss, gradient norm, entropy,
-    staleness.
+    """Draw a run's learning curves: held-out pass rate, evaluation sets, rewards, loss, gradient
+    norm, entropy, staleness.
     """
     run_dir = find_run(run, var_dir)
     target = out or run_dir / "curves.png"
@@ -47,7 +48,7 @@ def plot(
 
 
 def _has_curves(folder: Path) -> bool:
-    return folder.is_dir() and any((folder / name).is_file() for name in (EVAL_FILE, METRICS_FILE))
+    return folder.is_dir() and any((folder / name).is_file() for name in (EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE))
 
 
 MOST_TASKS = 12
@@ -60,6 +61,7 @@ THINNEST, WIDER, MOST_WIDER = 1.2, 1.6, 4
 equal curves do not hide each other.
 """
 NOTHING = "nothing on record"
+_SCORE, _ZERO = "score", "zero"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One small diagram over training steps, of fields of `metrics.jsonl`: the first is solid, the
-    second dashed.
+    second dashed. axis: `_ZERO` begins at 0, and that of a `_SCORE` must not enlarge noise.
     """
 
     title: str
@@ -85,16 +87,17 @@ class Panel:
     fields: tuple[str, ...]
     labels: tuple[str, ...] = ()
     log_scale: bool = False
+    axis: str = ""
 
 
 PANELS = (
-    Panel("Reward of local rollouts (sampled, on-policy)", "mean reward", ("reward_local",)),
-    Panel("Reward of foreign rollouts (as it counts here)", "mean reward", ("reward_external",)),
+    Panel("Reward of local rollouts (sampled, on-policy)", "mean reward", ("reward_local",), axis=_SCORE),
+    Panel("Reward of foreign rollouts (as it counts here)", "mean reward", ("reward_external",), axis=_SCORE),
     Panel("Loss", "loss", ("loss",)),
     Panel("Gradient norm before clipping", "L2 norm, log scale", ("grad_norm",), log_scale=True),
-    Panel("Entropy of the policy", "nats per token", ("entropy",)),
-    Panel("Staleness of local rollouts", "policy versions", ("staleness_mean", "staleness_max"), ("mean", "largest")),
-    Panel("Rollout groups trained on", "groups per step", ("groups_local", "groups_external"), ("local", "foreign")),
+    Panel("Entropy of the policy", "nats per token", ("entropy",), axis=_ZERO),
+    Panel("Staleness of local rollouts", "policy versions", ("staleness_mean", "staleness_max"), ("mean", "largest"), axis=_ZERO),
+    Panel("Rollout groups trained on", "groups per step", ("groups_local", "groups_external"), ("local", "foreign"), axis=_ZERO),
 )
 
 
@@ -118,18 +121,25 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     }
     comparisons = {folder: compared(read_evaluations(folder)) for folder in node_dirs}
     tasks = sorted({name for each in comparisons.values() for name in each.curves if name})[:MOST_TASKS]
+    tasks = tasks if len(tasks) > 1 else []  # that of all tasks is the same
     names = file_names(node_dirs[0].parent if node_dirs else None)
-    rows = 4 + -(-len(tasks) // 2)
-    figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True)
-    axes = list(grid.flat)
-    _draw_held_out(axes[0], comparisons, looks)
+    sets = {folder: read_sets(folder) for folder in node_dirs}
     steps = {folder: read_steps(folder) for folder in node_dirs}
-    for axis, name in zip(axes[1 + len(PANELS) :], tasks, strict=False):
-        _draw_task(axis, name, names.shown(name), comparisons, looks)
-    for axis in axes[1 + len(PANELS) + len(tasks) :]:
+    panels = [panel for panel in PANELS if any(_has_values(records, panel) for records in steps.values())]
+    set_names = sorted({name for curves in sets.values() for name in curves})
+    drawn: list[Callable[[Axes], None]] = [
+        lambda axis: _draw_held_out(axis, comparisons, looks),
+        *(partial(_draw_set, name=name, sets=sets, looks=looks) for name in set_names),
+        *(partial(_draw_panel, panel=panel, steps=steps, looks=looks) for panel in panels),
+        *(partial(_draw_task, name=name, title=names.shown(name), comparisons=comparisons, looks=looks) for name in tasks),
+    ]
+    rows = -(-len(drawn) // 2)
+    figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True, squeeze=False)
+    axes = list(grid.flat)
+    for axis, draw in zip(axes, drawn, strict=False):
+        draw(axis)
+    for axis in axes[len(drawn) :]:
         axis.set_axis_off()
-    for axis, panel in zip(axes[1:], PANELS, strict=False):
-        _draw_panel(axis, panel, steps, looks)
     figure.suptitle(f"Run {_plain(run)}", fontsize=15)
     if through:
         figure.savefig(target, dpi=110)
@@ -151,8 +161,7 @@ def _draw_task(axis: Axes, name: str, title: str, comparisons: Mapping[Path, Com
         if points := comparison.curves.get(name):
             axis.plot(*zip(*points, strict=True), **looks[folder].options, marker="o", label=_plain(folder.name))
     _finish(axis)
-    if not by_reward:
-        axis.set_ylim(0, 1)
+    _honest_limits(axis, [score for each in comparisons.values() for _, score in each.curves.get(name, ())])
 
 
 def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], looks: dict[Path, Look]) -> None:
@@ -175,11 +184,52 @@ def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], looks: dict[P
         label = _plain(folder.name) + (f" ({comparison.why_no_base})" if comparison.why_no_base else "")
         axis.errorbar(versions, rates, yerr=bars, **looks[folder].options, marker="o", capsize=2, label=label)
     _finish(axis)
-    if not by_reward:
-        axis.set_ylim(0, 1)
+    _honest_limits(axis, [value for each in by_node.values() for _, value in each.values])
     if sizes:
         counts = " or ".join(str(size) for size in sorted(sizes))
         axis.set_xlabel(f"policy version  ({counts} tasks{'' if by_reward else ', bars: one standard error'})")
+
+
+def _draw_set(axis: Axes, name: str, sets: Mapping[Path, dict[str, SetCurve]], looks: dict[Path, Look]) -> None:
+    """Draw avg@k with bars of one standard error over questions, pass@k dashed, and the base
+    policy's avg@k as a dotted line.
+    """
+    curves = {folder: curves[name] for folder, curves in sets.items() if name in curves}
+    newest = next(iter(curves.values())).newest
+    axis.set_title(
+        f"Evaluation set {_plain(name)}: {newest.words()}{f', pass@{newest.k} dashed' if newest.pass_at else ''}", fontsize=11
+    )
+    axis.set_xlabel(f"policy version  ({newest.questions} questions, bars: one standard error)")
+    axis.set_ylabel(newest.words())
+    values: list[float] = []
+    for folder, curve in curves.items():
+        versions, scores = [each.policy_version for each in curve.results], [each.score or 0.0 for each in curve.results]
+        errors = [each.error for each in curve.results]
+        axis.errorbar(versions, scores, yerr=errors, **looks[folder].options, marker="o", capsize=2, label=_plain(folder.name))
+        if all(each.at_k is not None for each in curve.results) and newest.k > 1:
+            axis.plot(versions, [each.at_k or 0.0 for each in curve.results], **looks[folder].options, linestyle="--")
+        if curve.base is not None:
+            axis.axhline(curve.base.score or 0.0, color=looks[folder].colour, linewidth=0.8, linestyle=":")
+        values += scores
+    _finish(axis)
+    _honest_limits(axis, values)
+
+
+def _honest_limits(axis: Axes, values: Sequence[float]) -> None:
+    """Show scores between 0 and 1 on an axis from 0 to 1, and others from 0: on an axis that fits
+    the data, noise looks like learning.
+    """
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if low >= 0.0 and high <= 1.0:
+        axis.set_ylim(0, 1)
+    elif low >= 0.0:
+        axis.set_ylim(bottom=0)
+    elif high <= 0.0:
+        axis.set_ylim(top=0)
+
+
+def _has_values(records: Sequence[Mapping[str, Any]], panel: Panel) -> bool:
+    return any(_is_drawable(record.get(name)) for record in records for name in panel.fields)
 
 
 def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], looks: dict[Path, Look]) -> None:
@@ -192,7 +242,7 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
     axis.set_ylabel(panel.unit)
     from matplotlib.lines import Line2D
 
-    positive = False
+    positive, drawn = False, []
     for folder, records in steps.items():
         for position, name in enumerate(panel.fields):
             points = [(record["step"], float(record[name])) for record in records if _is_drawable(record.get(name))]
@@ -200,6 +250,7 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
                 continue
             xs, ys = [x for x, _ in points], [y for _, y in points]
             positive |= any(y > 0 for y in ys)
+            drawn += ys
             window = max(1, len(ys) // SMOOTHED_POINTS)
             label = _plain(folder.name)
             if window > 1:
@@ -211,6 +262,10 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
     if panel.log_scale and positive:
         axis.set_yscale("log")
     _finish(axis)
+    if panel.axis == _SCORE:
+        _honest_limits(axis, drawn)
+    elif panel.axis == _ZERO:
+        axis.set_ylim(bottom=0)
     if panel.labels and axis.lines:
         styles = [Line2D([], [], color="black", linestyle=style) for style in ("-", "--")]
         axis.legend(styles, panel.labels, fontsize=8)

@@ -9,13 +9,22 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.plain_files import NO_FILE, read_plain_end
-from shared.run_records import EVAL_FILE, METRICS_FILE, eval_lines, eval_report, read_jsonl, saved_step, unknown_files
+from shared.run_records import (
+    EVAL_FILE,
+    EVAL_SETS_FILE,
+    METRICS_FILE,
+    eval_lines,
+    eval_report,
+    read_jsonl,
+    saved_step,
+    unknown_files,
+)
 
 TAIL_BYTES = 65_536
 """Far longer than a line."""
@@ -239,6 +248,64 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
     taken: Any = newest_step(node_dir).get("step")
     last = taken + STEPS_UNRECORDED if _is_number(taken) else math.inf
     return [by_version[version] for version in sorted(by_version) if version <= last]
+
+
+@dataclass(frozen=True, slots=True)
+class SetResult(Evaluation):
+    """A result on an evaluation set: `pass_rate` is avg@k. `error`: its standard error over
+    `questions`; `pass_at`: pass@k by k.
+    """
+
+    k: int = 1
+    questions: int = 0
+    error: float = 0.0
+    pass_at: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def at_k(self) -> float | None:
+        """Its pass@k; None if no pass is defined."""
+        return self.pass_at.get(str(self.k))
+
+    def words(self) -> str:
+        """Its measure: `avg@4`, or `mean reward` where no pass is defined."""
+        return "mean reward" if self.pass_rate is None else f"avg@{self.k}"
+
+
+class SetCurve(NamedTuple):
+    """The results on one set that can be compared with its newest, in order. `base`: the base
+    policy's.
+    """
+
+    results: tuple[SetResult, ...]
+    base: SetResult | None
+
+    @property
+    def newest(self) -> SetResult:
+        return self.results[-1]
+
+
+def read_sets(node_dir: Path) -> dict[str, SetCurve]:
+    """A node's results on evaluation sets, by the set's name. Lines that no generator writes are
+    skipped, and those of policies that are gone.
+    """
+    by_set: dict[str, dict[int, SetResult]] = {}
+    for line in eval_lines(node_dir / EVAL_SETS_FILE):
+        report, name, rates = eval_report("node", line), line.get("set"), line.get("pass_at")
+        numbers = (line.get("k"), line.get("questions"), line.get("error"))
+        if report is None or not report.n or not isinstance(name, str) or not isinstance(rates, dict):
+            continue
+        if all(map(_is_number, (*numbers, *rates.values()))):
+            found = Evaluation.of(report)
+            known = {each.name: getattr(found, each.name) for each in fields(found)}
+            k, questions, error = numbers
+            result = SetResult(**known, k=int(k or 1), questions=int(questions or 0), error=float(error or 0.0), pass_at=rates)
+            by_set.setdefault(name, {})[result.policy_version] = result
+    curves = {}
+    for name, results in sorted(by_set.items()):
+        comparison = compared([results[version] for version in sorted(results)])
+        alike = tuple(each for each in comparison.alike if isinstance(each, SetResult))
+        curves[name] = SetCurve(alike, next((each for each in alike if each.policy_version == 0), None))
+    return curves
 
 
 def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:

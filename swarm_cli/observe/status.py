@@ -45,6 +45,7 @@ from swarm_cli.observe.node_lines import elsewhere_table, node_lines
 from swarm_cli.observe.node_state import NodeState, StreamFill, duration
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, look_at_hub, take_snapshot
+from swarm_cli.observe.verdict import set_lines
 from swarm_cli.runs import RunEnd, RunGone
 from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at
 
@@ -201,6 +202,8 @@ def show(snapshot: SwarmState, console: Console, run: Path | None = None, server
         console.print(*node_lines(node), sep="\n", soft_wrap=True)
         for words in node.notes:
             console.print(f"  {visible(node.node)}: {words}", soft_wrap=True, highlight=False)
+        for words in set_lines(run / node.node) if run is not None else ():
+            console.print(f"  {words}", soft_wrap=True, highlight=False)
         if node.none_taken:
             name = visible(node.node)
             console.print(f"  what {name} is sent is refused: `swarm rollouts {name} --refused` shows each", soft_wrap=True)

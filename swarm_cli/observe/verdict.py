@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import NormalDist, fmean, median
@@ -24,6 +24,7 @@ from swarm_cli.observe.run_files import (
     alike_words,
     compared,
     read_evaluations,
+    read_sets,
     read_steps,
     read_unknown,
     unsaved_words,
@@ -137,11 +138,30 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) ->
         lost = unreadable(run_dir / node / EVAL_FILE)
         if steps or evaluations or lost:
             lines += verdict(steps, evaluations, lost).lines(node)
-            lines += [f"  {text}" for text in [alike_words(alike_of_steps(steps), node)] if text]
+            lines += [f"  {text}" for text in [alike_words(alike_of_steps(steps), node), *set_lines(run_dir / node)] if text]
         elif unknown:
             lines.append(f"{visible(node)}: no step was trained")
         unsaved = unsaved_words(run_dir / node) if ended else ""
         lines += [f"  {text}" for text in [*([unsaved] if unsaved else []), *unknown]]
+    return lines
+
+
+def set_lines(node_dir: Path) -> list[str]:
+    """The newest result on each evaluation set beside the base policy's, a line for each."""
+    lines = []
+    for name, (results, base) in read_sets(node_dir).items():
+        newest = results[-1]
+        told = f"set {visible(name)}: {newest.words()} {newest.score or 0.0:.3f}"
+        if base is not None and base is not newest:
+            told += f", {(newest.score or 0.0) - (base.score or 0.0):+.3f} over the base policy"
+            if newest.pass_rate is not None and base.pass_rate is not None:
+                # As if each question had one answer: its k answers are alike.
+                chance = margin(replace(newest, n=newest.questions), replace(base, n=base.questions), 2)
+                told += f" (chance explains up to {chance:.3f})"
+        if newest.k > 1 and newest.at_k is not None:
+            told += f"; pass@{newest.k} {newest.at_k:.3f}"
+            told += f" (base {base.at_k:.3f})" if base is not None and base is not newest and base.at_k is not None else ""
+        lines.append(f"{told}; {newest.questions:,} questions, version {newest.policy_version}")
     return lines
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from swarm_cli.errors import CommandError
@@ -118,3 +119,47 @@ def test_zeros_that_older_trainers_wrote_for_steps_without_an_update_are_no_meas
         (0.5, 0.0, 0.1),
         (0.0, -0.2, 0.2),
     ]
+
+
+def _curves(folder: Path, monkeypatch: pytest.MonkeyPatch, rewards: list[float], sets: list[float]) -> dict[str, Axes]:
+    """The axes of a run's plot, by title."""
+    node = folder / "alpha"
+    node.mkdir(parents=True)
+    steps = [{"step": step, "reward_local": reward, "entropy": 0.5, "groups_local": 4} for step, reward in enumerate(rewards, 1)]
+    (node / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    of_set = {"set": "late", "k": 2, "questions": 8, "n": 16, "held_out": "a" * 64, "scorer": "b" * 64, "pass_rule": "c" * 64}
+    results = [
+        {**of_set, "policy_version": version, "pass_rate": rate, "mean_reward": rate, "error": 0.1, "pass_at": {"2": rate + 0.1}}
+        for version, rate in enumerate(sets)
+    ]
+    (node / "eval_sets.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))
+    drawn: list[Figure] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    draw_curves("a", [node], folder / "a.png")
+    return {axis.get_title(): axis for axis in drawn[0].axes if axis.get_title()}
+
+
+_NOISE = [0.30 + 0.01 * (step % 3) for step in range(60)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rewards", "sets"),
+    [([0.30, 0.31], [0.20, 0.21]), (_NOISE, [0.2, 0.22, 0.19]), ([0.1, 0.5, 0.9], [0.1, 0.8])],
+    ids=["two points", "noise", "a rise"],
+)
+def test_scores_are_drawn_from_0_to_1_whatever_they_do_and_panels_without_data_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewards: list[float], sets: list[float]
+) -> None:
+    axes = _curves(tmp_path / "a", monkeypatch, rewards, sets)
+    of_reward = next(axis for title, axis in axes.items() if title.startswith("Reward of local"))
+    of_set = next(axis for title, axis in axes.items() if title.startswith("Evaluation set late: avg@2, pass@2"))
+    assert of_reward.get_ylim() == of_set.get_ylim() == (0, 1)
+    assert not [title for title in axes if title.startswith(("Loss", "Gradient", "Reward of foreign"))], list(axes)
+
+
+@pytest.mark.slow
+def test_rewards_beyond_1_are_drawn_from_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = _curves(tmp_path / "a", monkeypatch, [10.0, 10.1, 10.05], [0.5])
+    low, high = next(axis for title, axis in axes.items() if title.startswith("Reward of local")).get_ylim()
+    assert low == 0 and high > 10

@@ -83,6 +83,19 @@ def test_a_run_measures_its_sets_from_the_base_to_the_last_policy_and_no_version
     trained = {item["scored"]["group"]["task"]["key"] for batch in batches for item in batch["items"]}
     assert len(trained) > 8 and not trained & asked
     _swarm(tmp_path, *up, "--steps", "7")
+    last = _lines(tmp_path, "eval_sets.jsonl")[-1]
+    node = "var/runs/one/alpha"
+    told = f"set doubles: avg@4 {last['pass_rate']:.3f}, {last['pass_rate'] - first[0]['pass_rate']:+.3f}"
+    drawn = _swarm(tmp_path, "plot", "one")
+    assert told in drawn.stdout + drawn.stderr and f"pass@4 {last['pass_at']['4']:.3f}" in drawn.stdout + drawn.stderr
+    _swarm(tmp_path, "model", "export", "one", "alpha", "trained")
+    card = (tmp_path / "trained" / "README.md").read_text()
+    assert f"| {first[0]['pass_rate']:.3f} | {last['pass_rate']:.3f} | 7 (this) |" in card, card
+    assert f"| {first[0]['pass_at']['4']:.3f} | {last['pass_at']['4']:.3f} | 7 (this) |" in card, card
+    asked_again = _swarm(tmp_path, "eval", node, "--set", "doubles", "--engine", "transformers", "--json")
+    found = json.loads(asked_again.stdout)
+    assert (found["k"], found["temperature"], found["n"], found["not_held_out"]) == (4, 1.0, 48, 0)
+    assert "12 questions, 4 answers to each" in asked_again.stderr and "12 of 12 questions answered" in asked_again.stderr
     versions = [line["policy_version"] for line in _lines(tmp_path, "eval_sets.jsonl")]
     assert versions[: len(first)] == [line["policy_version"] for line in first]
     assert versions == sorted(set(versions)) and versions[-1] == 7, "no version twice, and the last one again"
