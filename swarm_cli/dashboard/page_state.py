@@ -119,7 +119,7 @@ def swarm_object(
         "rows_left_out": len(rows) - len(shown_rows),
         "exchange": [[cell.taker, cell.sender, names.shown(cell.dataset), cell.groups] for cell in cells],
         "exchange_since": dict(list(trained.since.items())[:NODES_SENT]),
-        "exchange_uncounted": dict(list(trained.uncounted.items())[:NODES_SENT]),
+        "exchange_uncounted": trained.uncounted[:NODES_SENT],
         "exchange_left_out": trained.left_out + sum(cell.groups for cell in fewest),
         "batches": recent.batches,
         "groups": [group.card(names) for group in recent.recent(GROUPS_SENT)],
@@ -148,13 +148,7 @@ def _node(node: NodeState, names: FileNames, deaths: Mapping[str, Deceased], run
     """
     entry, kind = node.entry, node.kind
     own = {role: deaths[f"{node.node}-{role}"] for role in ROLES if f"{node.node}-{role}" in deaths and kind in DYING_SHOWN}
-    words = (
-        ", ".join(node.absent)
-        if kind in ("silent", "stopped")
-        else node.words
-        if kind in ("running", "starting", "lost", "unread")
-        else ""
-    )
+    words = {"finished": "", "elsewhere": "", "stopped": ", ".join(node.absent)}.get(kind, node.words)
     away = node.gone if kind == "silent" else node.late if kind == "running" else []
     if given_up := [role for role, each in own.items() if each.given_up]:
         kind, words = "silent", ""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -47,12 +47,6 @@ def as_shown(score: float) -> float:
     return float(f"{score:.3f}")
 
 
-Uncounted = Literal["elsewhere", "untold"]
-"""Why a node's groups are not counted: its trainer's records are not on this machine, or an earlier
-version wrote them.
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Cell:
     """The number of groups of `sender` and `dataset` that `taker` has trained on."""
@@ -66,12 +60,13 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class TrainedGroups:
     """The counts, the largest first. since: the first step counted, of each node of which it is not
-    step 1. left_out: groups not counted because their cells are too many.
+    step 1. uncounted: the nodes whose trainers' records are not on this machine. left_out: groups
+    not counted because their cells are too many.
     """
 
     cells: tuple[Cell, ...] = ()
     since: Mapping[str, int] = field(default_factory=dict)
-    uncounted: Mapping[str, Uncounted] = field(default_factory=dict)
+    uncounted: tuple[str, ...] = ()
     left_out: int = 0
 
     def names(self, node: str) -> bool:
@@ -214,21 +209,19 @@ class RunRecords:
         """Count the groups that were trained on. folders: of each node that has taken steps, its
         folder in the run; None if that is not on this machine. The first `NODES_KEPT` are read.
         """
-        uncounted: dict[str, Uncounted] = {}
+        uncounted: list[str] = []
         told: dict[str, NodeTally] = {}
         for node, folder in folders.items():
             tally = self._tally(node, folder) if folder is not None and len(told) < NODES_KEPT else None
-            if tally is None:
-                uncounted[node] = "elsewhere"
-            elif tally.since is None:
-                uncounted[node] = "untold"
+            if tally is None or tally.since is None:
+                uncounted.append(node)
             else:
                 told[node] = tally
         cells = [Cell(node, *key, groups) for node, tally in told.items() for key, groups in tally.counts.items() if groups]
         self.trained = TrainedGroups(
             tuple(sorted(cells, key=lambda cell: (-cell.groups, cell.taker, cell.sender, cell.dataset))),
             {node: tally.since for node, tally in told.items() if tally.since is not None and tally.since > 1},
-            uncounted,
+            tuple(uncounted),
             sum(tally.left_out for tally in told.values()),
         )
 

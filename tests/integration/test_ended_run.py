@@ -248,7 +248,7 @@ def test_the_page_shows_an_ended_run_from_its_records(var_dir: Path, tmp_path: P
         assert found["ended"]["in_order"] and "run first ended in order" in found["ended"]["words"]
         assert {node["node"]: node["kind"] for node in found["nodes"]} == {"alpha": "finished", "beta": "finished"}
         assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
-        assert (found["exchange_since"], found["exchange_uncounted"]) == ({}, {})
+        assert (found["exchange_since"], found["exchange_uncounted"]) == ({}, [])
         assert scores(found) == [(9, 0.75, 0.125), (9, 0.75, 0.125)]
         for path in ("step.json?node=alpha&step=2", "group.json?node=alpha&step=1&place=0", "node.json?node=beta"):
             with urllib.request.urlopen(shown.url + path, timeout=60) as answer:

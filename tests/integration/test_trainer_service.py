@@ -60,6 +60,7 @@ async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_fi
     life = Life(config, transport)
     await life.until_finished()
 
+    assert life.context.status.get(StatusFigure.MAX_STEPS) == 4, "so that displays say step n of N"
     position = await trainer_position(transport)
     pointer = await policy_pointer(transport)
     assert position is not None and (position.policy_version, position.consumed_local) == (4, 8)

@@ -121,14 +121,11 @@ function exchangeSection(told) {
   return section("exchange", "Who teaches whom", intro, ...notes, choice, matrix(wanted), leftOut(told.exchange_left_out, "group"));
 }
 
-/** Whose groups are not counted, or only from a later step on, and why. */
-function uncounted(told) {
-  const because = (why) => Object.entries(told.exchange_uncounted || {}).filter(([, reason]) => reason === why).map(([node]) => node);
-  const later = Object.entries(told.exchange_since || {}).map(([node, step]) => `${node} from step ${step} on`);
+/** Whose groups are not counted, or only from a later step on. */
+function uncounted({ exchange_since: since = {}, exchange_uncounted: nodes = [] }) {
   const lines = [
-    [later, "The trainers' records do not tell of earlier steps. Counted: "],
-    [because("elsewhere"), "Not counted, as their trainers' records are not on this machine: "],
-    [because("untold"), "Not counted, as an earlier version wrote their trainers' records: "],
+    [Object.entries(since).map(([node, step]) => `${node} from step ${step} on`), "The trainers' records do not tell of earlier steps. Counted: "],
+    [nodes, "Not counted, as their trainers' records are not on this machine: "],
   ];
   const listed = (names) => names.slice(0, 8).join(", ") + (names.length > 8 ? ` and ${names.length - 8} more` : "");
   return lines.filter(([names]) => names.length).map(([names, words]) => el("p", { class: "hint", text: `${words}${listed(names)}.` }));
