@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from shared.plain_files import read_named
 from shared.suggestions import did_you_mean
 from shared.text import error_text
 
@@ -142,6 +143,14 @@ def columns_used(verifier: str) -> frozenset[str] | None:
     return used
 
 
+def is_given_groups(verifier: str) -> bool:
+    """Check whether a reward is called with all answers of a group, so that a call that fails says
+    nothing of any. Raises RewardFileError.
+    """
+    signatures = (read_signature(part) for part in parts_of(verifier) if part.file)
+    return any(signature is not None and signature.form == "group" for signature in signatures)
+
+
 def parts_of(verifier: str) -> list[Part]:
     """The rewards that a verifier's name stands for."""
     if verifier.startswith("["):
@@ -247,7 +256,7 @@ def _read(file: Path) -> Iterator[Module]:
 
 def _text(path: Path, *, first: bool) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_named(path, MAX_SOURCE_BYTES).decode("utf-8")
     except FileNotFoundError:
         near = sorted(each.name for each in path.parent.glob("*.py")) if path.parent.is_dir() else []
         hint = did_you_mean(path.name, near) or (f"there is {', '.join(near[:5])}" if near else "no Python file is in that folder")
@@ -298,7 +307,9 @@ def read_signature(part: Part) -> Signature | None:
     names = {name: node for name, nodes in bound.items() for node in nodes}
     if part.function not in names and "*" not in names:
         functions = [name for name, node in names.items() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        hint = did_you_mean(part.function, names) or (f"it has {', '.join(functions[:10])}" if functions else "it has no function")
+        more = f" and {len(functions) - 10:,} more" if len(functions) > 10 else ""
+        has = f"it has {', '.join(functions[:10])}{more}" if functions else "it has no function"
+        hint = did_you_mean(part.function, names) or has
         raise RewardFileError(f"{part.file}: it has no function {part.function}; {hint}")
     found = names.get(part.function)
     if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) and not found.decorator_list:

@@ -14,7 +14,7 @@ import typer
 
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import DEFAULT_VERIFIER
-from shared.reward_files import verifier_words
+from shared.reward_files import is_given_groups, verifier_words
 from shared.text import visible_json
 from swarm_cli.asked_tasks import ALL_NAMES, NO_TASK, asked_sources, canonical_settings, is_file
 from swarm_cli.console import note, say
@@ -98,7 +98,7 @@ def score(
     what references earn.
     """
     from shared.tasks.evaluation import PassRules
-    from shared.tasks.reference_checks import WHY, Trial, Tried, try_rewards
+    from shared.tasks.reference_checks import FAILURES, WHY, Trial, Tried, try_rewards
     from shared.tasks.sandbox import ScoringJob
 
     # Not in text mode, because an answer need not be valid UTF-8.
@@ -124,7 +124,10 @@ def score(
     else:
         typer.echo(f"unknown ({mark.cause})" if reward is None else f"{reward:g}")
     if reward is None:
-        note(f"{verifier_words(source.verifier)} {WHY.get(mark, result.detail)}: in a run, this answer leaves its group")
+        leaves = "this answer leaves its group"
+        if mark in FAILURES and is_given_groups(source.verifier):
+            leaves = "all answers of its group leave it, as one call scores all of them"
+        note(f"{verifier_words(source.verifier)} {WHY.get(mark, result.detail)}: in a run, {leaves}")
     else:
         note(f"this answer earns {Tried(reward, passed, mark, result.detail, result.seconds)}")
     for trial in trials:

@@ -201,7 +201,7 @@ LOOKED_AT = 24
 
 
 WHY = {
-    Mark.TIMEOUT: "does not return in time",
+    Mark.TIMEOUT: "does not return in time (verifier.answer_timeout_s)",
     Mark.KILLED: "ends its process",
     Mark.NOT_APPLICABLE: "says by None that it does not apply",
 }

@@ -8,6 +8,7 @@ import asyncio
 import copy
 import importlib.util
 import json
+import os
 import random
 import re
 import threading
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 from shared.config import ConfigError, load_config
 from shared.config.sections import TaskSpec
 from shared.contracts.messages import TaskRef
-from shared.reward_files import _held
+from shared.reward_files import _held, reward_problems
 from shared.rewards import Mark
 from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks.evaluation import PassRules
@@ -478,6 +479,26 @@ def test_config_check_and_task_score_say_what_is_wrong_with_a_reward_file(
     asked = CliRunner().invoke(app, ["task", "score", "q.jsonl", "--reward", reward, "--answer", "4"])
     assert isinstance(asked.exception, CommandError) or asked.exit_code == 0
     assert said in f"{asked.exception} {asked.output}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answer", "said"), [("one", "all answers of its group leave"), ("1", "all answers of its group leave")])
+def test_task_score_says_that_a_call_that_fails_costs_a_list_reward_its_whole_group(folder: Path, answer: str, said: str) -> None:
+    reward = f"{folder}/wrong.py:raises_once"
+    asked = CliRunner().invoke(app, ["task", "score", f"{folder}/q.jsonl", "--reward", reward, "--answer", answer])
+    assert asked.exit_code == 0 and said in asked.stderr
+    none = CliRunner().invoke(
+        app, ["task", "score", f"{folder}/q.jsonl", "--reward", f"{folder}/trl.py:accuracy", "--answer", "no"]
+    )
+    assert "not_applicable" in none.stdout and "this answer leaves its group" in none.stderr
+
+
+def test_a_reward_file_without_an_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "device.py").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        (problem,) = reward_problems(f"{tmp_path}/{name}.py:score")
+        assert "not a regular file" in problem
 
 
 @pytest.mark.slow

@@ -235,6 +235,33 @@ async def test_each_of_several_rewards_is_told_by_name(nats_server: MakeServer, 
     assert re.search(r'swarm_reward_part_mean\{reward="r.py:tone",task="[^"]+"\} -0.125', text)
 
 
+@pytest.mark.slow
+async def test_foreign_groups_are_scored_with_the_columns_of_the_own_rows_if_these_are_the_same(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    url, nodes = nats_server().url, {}
+    (tmp_path / "r.py").write_text(
+        "def level(completions, answer, level):\n"
+        "    return [each * (str(right) in text) for text, right, each in zip(completions, answer, level)]\n"
+    )
+    for name, level in (("alpha", 2), ("beta", 2), ("gamma", 3)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"question": f"{n}?", "answer": n, "level": level}) + "\n" for n in range(40)))
+        spec = with_row_name(TaskSpec(path=str(file), reward=f"{tmp_path}/r.py:level"))
+        config = configured(name, url, tmp_path, None, [spec.model_dump()])
+        nodes[name] = config.model_copy(update={"nats": config.nats.model_copy(update={"swarm_url": url})}), spec.dataset
+    assert nodes["alpha"][1] == nodes["beta"][1] != nodes["gamma"][1]
+    async with verifier(nodes["alpha"][0]) as alpha, verifier(nodes["beta"][0]) as beta, verifier(nodes["gamma"][0]) as gamma:
+        for draw, (name, running) in enumerate((("gamma", gamma), ("beta", beta))):
+            asked = derive_task(task_ref(nodes[name][1], seed=1, index=7 + draw))
+            await generate(running.node, group(name, draw, [str(7 + draw), "no"], task=asked))
+            await until(lambda running=running: running.status.get("shared") == 1)
+        await until(lambda: alpha.status.get("accepted") == 1)
+        (found,) = [each for each in await scored(alpha.node, "alpha") if each.origin == "external"]
+        assert alpha.status.get("senders_quarantined") == 0
+    assert (found.group.node, found.rewards, found.parts) == ("beta", [2.0, 0.0], {})
+
+
 KNOWS_FEW = "def mine(item):\n    return lambda answer: float(answer)"
 
 
