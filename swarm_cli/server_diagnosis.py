@@ -45,7 +45,7 @@ def cannot_store(var_dir: Path, node_url: str) -> str:
     if status == "ok":
         return ""
     said = visible(why or status, 400)
-    return f"the NATS server of run {visible(folder.name, 80)} answers but cannot store ({said}): {_mended(folder)}"
+    return f"the NATS server of run {visible(folder.name, 80)} answers but cannot store ({said}): {_repair_advice(folder)}"
 
 
 def silent_together(var_dir: Path, node_url: str) -> str:
@@ -56,10 +56,10 @@ def silent_together(var_dir: Path, node_url: str) -> str:
     if folder is None:
         return ""
     told = "every process fell silent at once, so the cause is most likely the NATS server"
-    return f"{told} of run {visible(folder.name, 80)}, to which they write: {_mended(folder)}"
+    return f"{told} of run {visible(folder.name, 80)}, to which they write: {_repair_advice(folder)}"
 
 
-def _mended(folder: Path) -> str:
+def _repair_advice(folder: Path) -> str:
     """The remedy for a server that stores nothing: space, if there is little, and a restart."""
     again = starts_again("nats", restart_options(folder))
     log = visible(str(shown(folder / SERVER_LOG)), 400)

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from shared.atomic_files import create_once
 from shared.config import NodeConfig, TaskSpec, load_config
 from shared.config.load import MAX_FILE_BYTES
-from shared.contracts.codec import decode
 from shared.contracts.wire import Message, MessageError, is_node_name
 from shared.identity import keys
 from shared.identity.keys import KeyFileError, SigningKey
@@ -69,14 +68,9 @@ def _trusts_less(file: Path, known: HubIdentity, invitation: Invitation) -> bool
 
 
 def _read(file: Path) -> HubIdentity:
-    """JSON, so that a person can write it when the hub changes; earlier versions wrote MessagePack.
-    Raises OSError and MessageError.
-    """
-    payload = read_plain(file, _MOST_BYTES)
-    if not payload.lstrip().startswith(b"{"):
-        return decode(payload, HubIdentity)
+    """JSON, so that a person can write it when the hub changes. Raises OSError and MessageError."""
     try:
-        return msgspec.json.decode(payload, type=HubIdentity)
+        return msgspec.json.decode(read_plain(file, _MOST_BYTES), type=HubIdentity)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError("malformed", str(error)[:200]) from None
 

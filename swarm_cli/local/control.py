@@ -356,10 +356,6 @@ def restart(
     ] = "",
     run: Run = "",
     now: Annotated[bool, typer.Option("--now", help="Kill it at once, without letting it write its state.")] = False,
-    grace_s: Annotated[
-        float | None,
-        typer.Option(min=0, help="Seconds that it may take to end before it is killed.  [default: swarm up's]", show_default=False),
-    ] = None,
     var_dir: VarDir = None,
 ) -> None:
     """End a service of a running swarm and start it again, even if it was given up, is stopped or
@@ -367,7 +363,7 @@ def restart(
     """
     folder = running_run(run, var_dir)
     told = ask(folder, {"do": "states"})
-    allowed_s = 0.0 if now else float(told["grace_s"]) if grace_s is None else grace_s
+    allowed_s = 0.0 if now else float(told["grace_s"])
     running = {
         name: state for name in named(service, told["processes"]) if (state := told["processes"][name]).startswith("process ")
     }

@@ -36,6 +36,8 @@ full.
 """
 STORAGE_NEARLY_FULL = 0.85
 """The same threshold as the alert NatsJetStreamStorageHigh's."""
+STALLED_S = 300.0
+"""Without delivery or acknowledgement, a consumer with work has stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def read_stream(entry: dict[str, Any], consumers: Sequence[dict[str, Any]], serv
     )
 
 
-def stream_findings(stream: Stream, stalled_s: float) -> Iterator[str]:
+def stream_findings(stream: Stream) -> Iterator[str]:
     """A sentence for each thing that is wrong with it."""
     if not stream.leader:
         yield f"stream {stream.name} has no leader, so it can be neither written nor read"
@@ -119,11 +121,11 @@ def stream_findings(stream: Stream, stalled_s: float) -> Iterator[str]:
     if stream.refuses and stream.fill >= NEARLY_FULL:
         yield f"stream {stream.name} is {stream.fill:.0%} full and refuses messages that do not fit"
     for consumer in stream.consumers:
-        yield from (f"consumer {consumer.name} of stream {stream.name} {what}" for what in _consumer_findings(consumer, stalled_s))
+        yield from (f"consumer {consumer.name} of stream {stream.name} {what}" for what in _consumer_findings(consumer))
 
 
-def _consumer_findings(consumer: Consumer, stalled_s: float) -> Iterator[str]:
-    if consumer.quiet_s < stalled_s:
+def _consumer_findings(consumer: Consumer) -> Iterator[str]:
+    if consumer.quiet_s < STALLED_S:
         return
     quiet = f"for {consumer.quiet_s:,.0f} s"
     if 0 < consumer.ack_pending_most <= consumer.ack_pending:
@@ -185,7 +187,6 @@ class Report:
     account: dict[str, Any]
     streams: tuple[Stream, ...]
     left_out: int
-    stalled_s: float
     missing: tuple[str, ...] = ()
     """Streams of a node or of the swarm that the plane should have."""
 
@@ -199,7 +200,7 @@ class Report:
         ]
         if most > 0 and used / most >= STORAGE_NEARLY_FULL:
             found.append(f"the account has used {used / most:.0%} of its JetStream storage; at 100 % every stream refuses messages")
-        found += [sentence for stream in self.streams for sentence in stream_findings(stream, self.stalled_s)]
+        found += [sentence for stream in self.streams for sentence in stream_findings(stream)]
         return list(map(visible, found))
 
 
@@ -207,9 +208,6 @@ def report(
     node: Annotated[str, typer.Option(help="Only this node's streams, if the server has several nodes'.")] = "",
     plane: PlaneOption = Plane.NODE,
     key: KeyOption = None,
-    stalled_s: Annotated[
-        float, typer.Option(min=1, help="Seconds without delivery or acknowledgement after which a consumer with work has stalled.")
-    ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything.")] = False,
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
@@ -229,7 +227,7 @@ def report(
         return {name for each in _nodes(node_config, node, node_url, listed) for name in names_of(each)}
 
     def look(connection: Connection) -> Awaitable[Report]:
-        return until_settled(lambda: _look(connection, node, stalled_s, wanted))
+        return until_settled(lambda: _look(connection, node, wanted))
 
     found = with_connection(node_config, plane, key, node_url, swarm_url, look)
     with readable("what is there of the account and its streams"):
@@ -270,7 +268,6 @@ def _nodes(config: ViewConfig, node: str, node_url: str, listed: Collection[str]
 async def _look(
     connection: Connection,
     node: str,
-    stalled_s: float,
     wanted: Callable[[Collection[str]], set[str]],
 ) -> Report:
     # Ask for consumers only if the stream has some; most have none.
@@ -289,7 +286,7 @@ async def _look(
         present = {*(each["config"]["name"] for each in listed.entries), *listed.missing}
         gone = () if listed.left_out else tuple(sorted(wanted(present) - present))
     left_out = listed.left_out + sum(each.left_out for each in consumers.values())
-    return Report(now, name, version, account, (*leaderless, *streams), left_out, stalled_s, gone)
+    return Report(now, name, version, account, (*leaderless, *streams), left_out, gone)
 
 
 def _of(consumers: dict[str, Any], entry: dict[str, Any]) -> Sequence[dict[str, Any]]:
@@ -307,14 +304,14 @@ def lines(found: Report) -> Iterator[str]:
         f"account: {_size(int(used.get('storage', 0)))} stored{f' of {_size(most)}' if most >= 0 else ', without a limit'}; "
         f"{used.get('streams', 0)} streams, {used.get('consumers', 0)} consumers"
     )
-    wrong_first = sorted(found.streams, key=lambda each: not any(stream_findings(each, found.stalled_s)))
+    wrong_first = sorted(found.streams, key=lambda each: not any(stream_findings(each)))
     if found.streams:
         yield ""
         yield f"{'stream':<34} {'messages':>11} {'size':>9} {'full':>5} {'copies':>6}  leader, and who is behind"
         yield from (_stream_line(each) for each in wrong_first[:SHOWN])
         yield from _more(len(found.streams), "streams")
     consumers = [(stream, consumer) for stream in wrong_first for consumer in stream.consumers]
-    consumers.sort(key=lambda each: (not _works(each[1], found.stalled_s), not each[1].durable))
+    consumers.sort(key=lambda each: (not _stalled(each[1]), not each[1].durable))
     if consumers:
         yield ""
         yield f"{'consumer':<45} {'waiting':>10} {'out':>7} {'again':>7} {'quiet':>9}"
@@ -324,8 +321,8 @@ def lines(found: Report) -> Iterator[str]:
         yield f"{found.left_out} more were left out"
 
 
-def _works(consumer: Consumer, stalled_s: float) -> bool:
-    return bool(consumer.pending or consumer.ack_pending) and consumer.quiet_s >= stalled_s
+def _stalled(consumer: Consumer) -> bool:
+    return bool(consumer.pending or consumer.ack_pending) and consumer.quiet_s >= STALLED_S
 
 
 def _stream_line(stream: Stream) -> str:

@@ -18,6 +18,7 @@ from shared.transport.connect import connect
 from shared.transport.nats.pull import fetch
 from shared.transport.nats.transport import NatsTransport
 from swarm_cli.app import app
+from swarm_cli.nats import report as nats_report
 from swarm_cli.nats.report import COLUMNS
 from tests.nats_server import NatsServer
 
@@ -54,7 +55,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 def test_a_server_that_is_well_is_shown_on_one_screen_and_what_is_wrong_ends_with_a_sentence_and_code_1(
-    server: NatsServer,
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(groups: int, *, take: bool) -> None:
         node = await prepared(server.url)
@@ -83,11 +84,13 @@ def test_a_server_that_is_well_is_shown_on_one_screen_and_what_is_wrong_ends_wit
 
     # Nobody acknowledges; after a second of that it has stalled by this report's measure.
     asyncio.run(asyncio.sleep(1.1))
-    code, shown, told = report(server.url, "--stalled-s", "1")
+    monkeypatch.setattr(nats_report, "STALLED_S", 1.0)
+    code, shown, told = report(server.url)
     assert code == 1 and "1 finding:" in told and "consumer verifier" in told and "stalled: 3 messages wait" in told, told
 
     asyncio.run(work(470, take=False))
-    code, shown, told = report(server.url, "--stalled-s", "1000")
+    monkeypatch.setattr(nats_report, "STALLED_S", 1000.0)
+    code, shown, told = report(server.url)
     assert code == 1 and "1 finding:" in told and f"{QUEUE} is 92% full and refuses" in told, told
     wrong_first = [line for line in shown.splitlines() if line.startswith(("NODE_", "KV_", "SWARM_"))][0]
     assert wrong_first.startswith(QUEUE)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import msgspec
 import pytest
 from hypothesis import given
@@ -459,7 +458,7 @@ def test_a_hub_that_never_answered_is_replaced_by_the_next_tokens_and_one_that_a
         prepare(mistyped)
 
 
-def test_the_record_of_a_hub_is_json_that_a_person_may_write_and_one_of_an_earlier_version_is_read(
+def test_the_record_of_a_hub_is_json_that_a_person_may_write(
     tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
@@ -472,10 +471,7 @@ def test_the_record_of_a_hub_is_json_that_a_person_may_write_and_one_of_an_earli
     assert prepare(moved).hub_key == key
     with pytest.raises(CommandError, match="belongs to tls://moved:4222"):
         prepare(invitation(**SECURED))
-    folder.hub_file.write_bytes(msgpack.packb({"url": "tls://hub:4222", "authority": told["authority"]}))
-    assert prepare(invitation(**SECURED)).hub_key == key
-    with pytest.raises(CommandError, match="belongs to tls://hub:4222"):
-        prepare(moved)
-    folder.hub_file.write_text('{"url": 1}')
-    with pytest.raises(CommandError, match="does not name a hub"):
-        prepare(moved)
+    for text in ('{"url": 1}', "\x82\xa3url"):
+        folder.hub_file.write_text(text)
+        with pytest.raises(CommandError, match="does not name a hub"):
+            prepare(moved)

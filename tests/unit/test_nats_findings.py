@@ -75,7 +75,7 @@ def test_each_thing_that_is_wrong_is_a_sentence_and_a_full_window_is_none(
     stream: dict[str, Any], of_consumer: dict[str, Any], told: list[str]
 ) -> None:
     read = read_stream(stream, [of_consumer], "nats-0", NOW.timestamp())
-    found = list(stream_findings(read, stalled_s=300))
+    found = list(stream_findings(read))
     assert len(found) == len(told) and all(part in sentence for part, sentence in zip(told, found, strict=True)), found
 
 
@@ -99,7 +99,7 @@ async def test_what_mends_itself_in_a_moment_is_no_finding_and_what_stays_is(
         seen += 1
         listed = entry(config={"num_replicas": 2}, **(cluster if seen <= ill else {}))
         stream = read_stream(listed, [], "nats-0", NOW.timestamp())
-        return Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (stream,), 0, 300.0)
+        return Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (stream,), 0)
 
     found = (await until_settled(look, patience_s=1.5)).findings()
     assert seen <= looks and len(found) == bool(told) and all(told in each for each in found)
@@ -113,7 +113,7 @@ def test_a_server_alone_leads_what_it_has() -> None:
 def test_a_report_of_hundreds_of_streams_with_hostile_names_stays_on_its_screen_with_what_is_wrong_first() -> None:
     streams = [Stream(f"{'X' * 200}\x1b[2J{number}", leader="nats-0" * 40) for number in range(500)]
     wrong = Stream("LOST")
-    report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (*streams, wrong), 7, 300.0)
+    report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (*streams, wrong), 7)
     shown = list(lines(report))
     assert max(map(len, shown)) <= COLUMNS and len(shown) < 80 and all(line.isprintable() for line in shown)
     assert shown[4].startswith("LOST ") and "NO LEADER" in shown[4] and shown[-1] == "7 more were left out"
@@ -122,7 +122,7 @@ def test_a_report_of_hundreds_of_streams_with_hostile_names_stays_on_its_screen_
 
 @pytest.mark.parametrize(("stored", "told"), [(84, []), (85, ["85%"])])
 def test_an_account_whose_store_is_nearly_full_is_told(stored: int, told: list[str]) -> None:
-    report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"storage": stored, "limits": {"max_storage": 100}}, (), 0, 300.0)
+    report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"storage": stored, "limits": {"max_storage": 100}}, (), 0)
     assert [part in sentence for part, sentence in zip(told, report.findings(), strict=True)] == [True] * len(told)
 
 
