@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.config import TaskSpec
+from shared.config.sections import TaskSpec
 from shared.plain_files import read_plain_end
 from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, older
 from shared.text import visible
