@@ -50,7 +50,7 @@ EXACT = Form()
 _CASE = "other case"
 _WHOLE = "text around the answer"
 _NUMBER = "the same value in another notation: `1,000`, `3.0`, `1e3`"
-_SCORER = Form(is_right=_always)
+_SCORER = Form(is_right=_always, stricter="partial credit")
 
 FORMS: dict[str, Form] = {
     "advanced_geometry": Form(
@@ -64,7 +64,7 @@ FORMS: dict[str, Form] = {
         checks.is_readable_box_plan,
         "moves that are not legal, other keys, one agent twice in a step",
     ),
-    "binary_matrix": Form("other white space within and around rows", _always),
+    "binary_matrix": Form("other white space within and around rows", _always, stricter="partial credit"),
     "calendar_arithmetic": Form(
         "the same integer with a sign or leading zeros; Yes and No in any case",
         lambda answer, entry: checks.same_text_any_case(answer, entry) or checks.same_integer(answer, entry),
@@ -121,12 +121,12 @@ FORMS: dict[str, Form] = {
         "inhabitants in any order, other case, without `is`, `a`, `and`", _always, checks.role_statement, _WHOLE
     ),
     "letter_jumble": Form(_CASE, checks.same_text_any_case, stricter="words after the sentence", shrinks=True),
-    "list_functions": Form("other spaces in a list of integers", _always),
+    "list_functions": Form("other spaces in a list of integers", _always, stricter="partial credit"),
     "manipulate_matrix": Form("other white space within and around rows", checks.same_rows),
     "mini_sudoku": Form("other white space at the ends of lines", checks.same_rows),
-    "n_queens": Form("any valid board with the given queens", _always),
+    "n_queens": Form("any valid board with the given queens", _always, stricter="partial credit"),
     "needle_haystack": Form("other case; spaces", checks.same_letters),
-    "number_filtering": Form("numbers as numbers or strings, in another notation", _always),
+    "number_filtering": Form("numbers as numbers or strings, in another notation", _always, stricter="partial credit"),
     "number_format": Form(
         "the same number as it is offered, in another notation, or rounded to 2 places or more",
         checks.nearest_candidate,
@@ -173,7 +173,7 @@ FORMS: dict[str, Form] = {
     ),
     "rearc": Form("other white space", checks.same_board, stricter="`Shape: ...` lines with any text"),
     "rectangle_count": Form("the same integer with a sign or leading zeros", checks.same_integer),
-    "rotate_matrix": Form("other white space within and around rows", _always),
+    "rotate_matrix": Form("other white space within and around rows", _always, stricter="partial credit"),
     "rubiks_cube": Form(
         "any solution of up to 200 moves", _always, checks.is_readable_cube, "tokens that are no moves; more moves"
     ),
@@ -194,7 +194,7 @@ FORMS: dict[str, Form] = {
     "string_insertion": _SCORER,
     "sudoku": Form("other white space at the ends of lines", checks.same_rows),
     "survo": Form("other white space", _always, checks.is_integer_grid, "text between the cells"),
-    "time_intervals": Form(is_right=_always, stricter="partial credit"),
+    "time_intervals": _SCORER,
     "tower_of_hanoi": Form("any shortest sequence of legal moves", _always, checks.is_readable_hanoi, "text before a move"),
     "tsumego": Form(_CASE, checks.same_text_any_case),
     "word_ladder": Form("any ladder of known words, other case", _always),
