@@ -35,7 +35,9 @@ def test_tokens_are_coloured_by_logprob_ratio_or_weight_and_what_has_no_part_is_
 ) -> None:
     answers = [("6", 1.0), ("6 is it, surely", 0.2), ("12 is what I would say, and not 6", 0.0)]
     asked = structs.replace(
-        group("alpha", "alpha", "Find the greatest common divisor of 12 and 18.", answers), unknown={"raised": 3}
+        group("alpha", "alpha", "Find the greatest common divisor of 12 and 18.", answers),
+        unknown={"raised": 3},
+        parts={"rewards.py:right": [1.0, 0.0, 0.0], "rewards.py:short": [None, 0.2, 0.0]},
     )
 
     async def write() -> None:
@@ -61,6 +63,8 @@ def test_tokens_are_coloured_by_logprob_ratio_or_weight_and_what_has_no_part_is_
             page = looker.open(f"{shown.url}#/group/alpha/1/0")
             tokens = page.locator("article").nth(1).locator(".token")
             page.get_by_text("3 more left the group: raised 3").wait_for()
+            page.locator("article").nth(0).get_by_text("rewards.py:short does not apply").wait_for()
+            page.locator("article").nth(1).get_by_text("rewards.py:short 0.20").wait_for()
             page.get_by_role("radio", name="logprob").focus()
             for measure, marks in wanted.items():
                 assert page.get_by_role("group", name="Colour tokens by").get_by_role("radio", name=measure).is_checked()

@@ -82,6 +82,7 @@ function completionCard(completion) {
   return el("article", { class: "card", "aria-labelledby": id },
     el("h3", { id, text: `Completion ${completion.place}` }), earned,
     el("p", { class: "facts" }, el("span", {}, "judged: ", name(judged))),
+    ...Object.entries(completion.parts).map(([reward, value]) => el("p", { class: "facts" }, el("span", {}, name(reward), ` ${value === null ? "does not apply" : ratio(value, 2)}`))),
     completion.training ? el("p", { class: "facts" }, trainedOn(completion.training)) : null,
     completion.heat?.texts ? heatText(completion) : el("pre", { dir: "auto", tabindex: "0", "aria-labelledby": id, text: completion.text || "(empty)" }),
     completion.heat ? tokenTable(completion) : null);
