@@ -58,6 +58,7 @@ max_steps = {steps}
 STEPS = 6
 CONDITIONAL = {
     "swarm_trainer_delta_lost_ratio",
+    "swarm_reward_part_mean",
     "swarm_certificate_expiry_timestamp_seconds",
 }
 """Metrics that have a value only with a configuration that this swarm does not have."""
