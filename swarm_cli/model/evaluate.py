@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from shared.tasks.sandbox import JobResult
 
 _COMPLETIONS_A_CALL = {"transformers": 32}
-"""Completions of one call of an engine, so that progress is told. On a CPU more at once are not
-faster.
-"""
+"""Completions of one call of an engine that works on a CPU, so that progress is told early."""
 _MANY_COMPLETIONS = 1024
 _TOLD_EVERY_S = 10.0
 _LONGEST_CELL = 400
