@@ -193,7 +193,9 @@ def _scores(
     """Logprobs, entropies and log partition functions (n,) in dtype `exact`, from the output
     layer's products (n, V), which are overwritten.
     """
-    scaled = transform.apply_(logits).to(exact).div_(temperature)
+    scaled = transform.apply_(logits).to(exact)
+    if temperature != 1.0:
+        scaled.div_(temperature)
     top = scaled.amax(dim=-1, keepdim=True)
     chosen = scaled.sub_(top).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     unnormalised = scaled.exp()
@@ -213,7 +215,9 @@ def _replace_by_gradient(
     """
     scaled = transform.apply_(logits).to(log_partition.dtype)
     slope = transform.slope(scaled)
-    by_logit = scaled.div_(temperature).sub_(log_partition.unsqueeze(-1)).exp_().mul_(-pull)
+    if temperature != 1.0:
+        scaled.div_(temperature)
+    by_logit = scaled.sub_(log_partition.unsqueeze(-1)).exp_().mul_(-pull)
     chosen = targets.unsqueeze(-1)
     by_logit.scatter_(-1, chosen, by_logit.gather(-1, chosen) + pull)
     # Copies nothing if the work was done in place.
@@ -438,14 +442,17 @@ def attention_implementation(model: nn.Module) -> str:
 
 def _at_once(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Logprobs and entropies (M,) from (M, vocabulary) logits."""
-    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
     log_partition = logits.logsumexp(dim=-1)
     logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_partition
     with torch.no_grad():
         log_probabilities = logits.detach() - log_partition.detach().unsqueeze(-1)
         # If a model excludes a token its logit is -inf, and 0 x -inf is NaN; the token's share of
         # the entropy is 0.
-        entropy = -(log_probabilities.exp() * log_probabilities.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
+        probabilities = log_probabilities.exp()
+        entropy = -probabilities.mul_(log_probabilities.clamp_(min=torch.finfo(logits.dtype).min)).sum(-1)
     return logprobs, entropy
 
 
