@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
 
-from shared.config.sections import TaskSpec
 from shared.plain_files import read_plain_end
 from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, older
 from shared.text import visible
@@ -72,7 +71,20 @@ def with_digits(file: str, dataset: str) -> str:
     return f"{file} ({dataset.removeprefix(_PREFIX)[:_DIGITS]})" if file else dataset
 
 
-def file_names(run_folder: Path | None, sources: Iterable[TaskSpec] = ()) -> FileNames:
+class NamedSource(Protocol):
+    """The parts of a task source that name a file (`shared.config.TaskSpec`): what only looks at a
+    run does without the whole configuration.
+    """
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def file_name(self) -> str: ...
+
+
+def file_names(run_folder: Path | None, sources: Iterable[NamedSource] = ()) -> FileNames:
     """The names that the generators of a run on this machine recorded (None: of no run), and those
     of the sources that name their dataset.
     """
