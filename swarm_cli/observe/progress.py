@@ -17,7 +17,7 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.contracts.status_figures import StatusFigure
-from shared.run_records import METRICS_FILE
+from shared.run_records import EVAL_SETS_FILE, METRICS_FILE, read_jsonl
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.console import count
@@ -198,7 +198,7 @@ class ProgressView:
     async def run(self) -> None:
         """Print tables. Ends by itself only with a number of steps, and then not before the last
         policy is evaluated, because its held-out score is the run's result. Waits for that at most
-        `FINAL_EVALUATION_S`.
+        `_patience_s`.
         """
         for line in LEGEND.splitlines():
             _say(line)
@@ -220,7 +220,7 @@ class ProgressView:
             if self._steps and steps_done(nodes, self._steps):
                 steps_done_at = steps_done_at or heard_at
                 waited_s = heard_at - steps_done_at
-                if self._evaluated(nodes) or waited_s > FINAL_EVALUATION_S:
+                if self._evaluated(nodes) or waited_s > self._patience_s():
                     self._close(nodes, complete=self._evaluated(nodes))
                     return
 
@@ -258,12 +258,23 @@ class ProgressView:
     def _evaluated(self, nodes: Sequence[NodeState]) -> bool:
         return self._config.eval.tasks == 0 or evaluations_done(nodes, self._steps)
 
+    def _patience_s(self) -> float:
+        """The longest wait for the last evaluation: evaluation sets come first, and take about as
+        long as they last did.
+        """
+        seconds: dict[tuple[str, str], float] = {}
+        for node in self._names:
+            for line in read_jsonl(self._run_dir / node / EVAL_SETS_FILE):
+                if isinstance(took_s := line.get("seconds"), int | float):
+                    seconds[node, str(line.get("set"))] = took_s
+        return FINAL_EVALUATION_S + 2 * sum(seconds.values())
+
     def _close(self, nodes: Sequence[NodeState], *, complete: bool) -> None:
         minutes = (time.monotonic() - self._began) / 60
         _say("")
         _say(f"all nodes have taken {count(self._steps, 'step')}, {minutes:.1f} minutes after this start")
         if not complete:
-            _say(f"the last policy was not evaluated within {FINAL_EVALUATION_S:.0f} s: see generator.log")
+            _say(f"the last policy was not evaluated within {self._patience_s():.0f} s: see generator.log")
         for line in summary(nodes, self._since, went_on=self._went_on):
             _say(line)
         for line in run_verdicts(self._run_dir, self._names):
