@@ -32,7 +32,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from shared.atomic_files import replace_text
@@ -184,6 +183,8 @@ class Result:
 
     def at(self, completions: float) -> float:
         """The mean held-out score after so many completions, linear between evaluations."""
+        import numpy as np
+
         return fmean(float(np.interp(completions, [x for x, _ in curve], [y for _, y in curve])) for curve in self.curves)
 
 
@@ -194,7 +195,11 @@ Pairs = Mapping[int, Mapping[str, Result]]
 def sharing(
     config: Annotated[
         Path | None,
-        typer.Argument(help="Configuration of every node.  [default: SWARM_CONFIG, ./node.toml or the demo's]", show_default=False),
+        typer.Argument(
+            help="Configuration of every node.  [default: SWARM_CONFIG, ./node.toml or the demo's]",
+            show_default=False,
+            metavar="CONFIG",
+        ),
     ] = None,
     nodes: Annotated[int, typer.Option(min=2, max=MAX_NODES, help="Nodes of each swarm.")] = 4,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Each arm is run once for each; add more at any time.")] = 4,

@@ -59,7 +59,7 @@ try:
 finally:
     print(",".join(name for name in KNOWN if name in sys.modules), file=sys.stderr)
 """
-ASKED = {"tasks": [{"dataset": "gcd"}], "held_out": 0, "places": []}
+ASKED = {"tasks": [{"dataset": "gcd"}], "held_out": 0, "places": [], "sets": []}
 
 
 @pytest.mark.slow
