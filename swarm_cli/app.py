@@ -218,7 +218,7 @@ def _without_server(words: Sequence[str]) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """What a list of commands shows; a command's own --help has all of `text`."""
+    """The line of a list of commands; a command's own --help has all of `text`."""
     return " ".join(text.split()).partition(". ")[0].rstrip(".") + "."
 
 

@@ -95,9 +95,9 @@ _CUT = f'text = text.partition("{_ASKED}")[0]  # the model may go on with a ques
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a file of questions is like. verifier: which can score it; the lengths are in characters
-    of its longest questions and reference answers but for one in twenty. column: the one whose
-    texts are the questions; empty if they are messages, or more than a column's text.
+    """The nature of a file of questions. verifier: which can score it; the lengths are in
+    characters of its longest questions and reference answers but for one in twenty. column: the
+    one whose texts are the questions; empty if they are messages, or more than a column's text.
     """
 
     questions: int

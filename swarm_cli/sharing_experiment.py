@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def definition(self) -> str:
-        """What the two arms are, exactly."""
+        """The exact definition of the two arms."""
         return (
             f"In both arms {self.nodes} nodes train for {self.steps} steps, each on {self.local} new local groups of "
             f"{self.config.generator.completions} answers a step, {self.completions:,} completions a node in all, and on up to "
@@ -99,7 +99,7 @@ class Plan:
         )
 
     def settings(self) -> dict[str, object]:
-        """What the results depend on, as kept in `experiment.json`."""
+        """The settings that the results depend on, as kept in `experiment.json`."""
         resolved = self.config.model_dump(mode="json", exclude=_BESIDE_THE_RUN)
         digest = hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
         return {
@@ -131,7 +131,7 @@ def _every(steps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a run costs on this machine, in seconds, as measured by a short one: `start` with
+    """The cost of a run on this machine, in seconds, as measured by a short one: `start` with
     everything but further steps and evaluations.
     """
 
@@ -302,7 +302,7 @@ def _folder(plan: Plan, arm: str, seed: int) -> Path:
 
 
 def _measured(plan: Plan) -> Cost:
-    """What a run costs: measured by a short one, the first time."""
+    """The cost of a run, measured by a short one the first time."""
     file = plan.out / "trial.json"
     if file.is_file():
         return Cost(**json.loads(file.read_text(encoding="utf-8")))

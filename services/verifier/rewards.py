@@ -138,7 +138,7 @@ class RewardKnowledge:
 
     @property
     def pause_s(self) -> float:
-        """How long the newest group without a known reward is held, so that fewer are made."""
+        """Seconds to hold the newest group without a known reward, so that fewer are made."""
         return min(2.0 ** min(self._without - NONE_KNOWN, 10), LONGEST_PAUSE_S) if self._without > NONE_KNOWN else 0.0
 
     def refuse_to_go_on(self) -> None:

@@ -98,9 +98,9 @@ class Columns:
         return value_at(values, self.needed(setting)[0])
 
     def further(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> str:
-        """What the reward gets of a row besides question and answer as texts, as JSON; empty for
-        nothing. `texts`: these, by setting. Raises ValueProblem for a column that the reward names
-        and that JSON cannot hold.
+        """The part of a row that the reward gets besides question and answer as texts, as JSON;
+        empty for nothing. `texts`: these, by setting. Raises ValueProblem for a column that the
+        reward names and that JSON cannot hold.
         """
         if self.used is not None and not self.used:
             return ""

@@ -1,4 +1,4 @@
-"""What the runs on this machine have recorded: which nodes have trained on whose groups, and the
+"""Records of the runs on this machine: which nodes have trained on whose groups, and the
 rewards of their steps, from the trainers' `metrics.jsonl`, which has every step of a run from its
 first; and answers to held-out questions before training and now, from the generators'
 `samples.jsonl`. Memory is bounded, whatever the files hold.

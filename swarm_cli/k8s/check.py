@@ -60,7 +60,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What was read of a cluster."""
+    """A cluster, as far as it was read."""
 
     names: Mapping[str, set[str]]
     """By kind, without the contents: a Secret's are not asked for."""

@@ -42,7 +42,7 @@ _WEIGHTS = "weights"
 
 
 class ModelFacts(NamedTuple):
-    """What the services will find when they load the model."""
+    """The model as the services will find it when they load it."""
 
     problems: list[str]
     """Why they would refuse it; the other facts hold only where this is empty."""

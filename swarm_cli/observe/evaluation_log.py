@@ -1,4 +1,4 @@
-"""What nodes write for all of a swarm to read: held-out scores, and their entries in the directory.
+"""Records that nodes write for all of a swarm: held-out scores, and entries in the directory.
 
 Scores are kept in bounded memory keyed by names and swarms that senders choose. A sender can push
 out its own values, but of others' only those as new as its own.

@@ -583,7 +583,7 @@ class NodeState:
     # What cannot be written, or was not.
 
     def _failing_writes(self) -> list[tuple[Role, str, float, float]]:
-        """What processes that are alive cannot write: role, kind of write, since when, how many
+        """Writes that fail in processes that are alive: role, kind of write, since when, how many
         tries failed.
         """
         found = []
@@ -597,7 +597,7 @@ class NodeState:
 
     @property
     def unwritten(self) -> str:
-        """What cannot be written, such as `cannot write: checkpoint, for 66s`; empty if all can."""
+        """Failing writes, such as `cannot write: checkpoint, for 66s`; empty if there are none."""
         failing = self._failing_writes()
         kinds = ", ".join(dict.fromkeys(kind for _, kind, _, _ in failing))
         return f"cannot write: {kinds}, for {duration(self.at - min(since for _, _, since, _ in failing))}" if failing else ""

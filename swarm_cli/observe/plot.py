@@ -66,7 +66,7 @@ _SCORE, _ZERO = "score", "zero"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a node's curves are drawn."""
+    """The style of a node's curves."""
 
     colour: Any
     width: float

@@ -346,8 +346,8 @@ async def gather(transport: Transport, nodes: Sequence[str], lost: Mapping[str, 
 
 
 async def read_bucket(transport: Transport, node: str) -> tuple[list[KvEntry], dict[str, int]]:
-    """What the displays need of a node's bucket, and how many more keys each role has in it than
-    are read, by stem such as `status.generator`. One role's many keys hide no other role's.
+    """The part of a node's bucket that displays need, and how many more keys each role has in it
+    than are read, by stem such as `status.generator`. One role's many keys hide no other role's.
     """
     kv, bucket = transport.kv, subjects.node_bucket(node)
     stems = [f"{subjects.STATUS_PREFIX}{role}" for role in ROLES] + [subjects.lease_key(role) for role in SEVERAL]

@@ -269,7 +269,7 @@ def omissions(snapshot: SwarmState) -> list[str]:
 
 
 def _by_version(snapshot: SwarmState) -> dict[str, int]:
-    """How many nodes share groups of each schema version, by their directory entries."""
+    """Numbers of nodes that share groups of each schema version, by their directory entries."""
     entries = [node.entry for node in snapshot.nodes if node.entry is not None]
     spoken = Counter(each.said.swarm_schema for each in entries if each.standing is SignatureStatus.SIGNED)
     return {str(version): spoken[version] for version in sorted(spoken)}

@@ -180,8 +180,9 @@ def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
 
 
 class HeldOutVerdict(NamedTuple):
-    """What the held-out tasks alone say of a node. `words`: a sentence. `chance`: how far apart by
-    chance the newest pass rate and the base policy's may be; None if they cannot be judged.
+    """The judgement of a node by its held-out tasks alone. `words`: a sentence. `chance`: how far
+    apart by chance the newest pass rate and the base policy's may be; None if they cannot be
+    judged.
     """
 
     outcome: Outcome

@@ -315,7 +315,7 @@ class RecordedBatches:
 
     @property
     def unreadable(self) -> str:
-        """How many of the lines on record are no batch, in words; empty if all are."""
+        """The number of lines on record that are no batch, in words; empty if all are."""
         return "; ".join(filter(None, map(unreadable, self._files)))
 
     async def last_seq(self) -> int:
