@@ -166,7 +166,7 @@ def test_services_reach_nats_and_names_and_nothing_else(variant: str) -> None:
             whom = ("nats", 6222)
         elif role_of(workload) == "model-download":
             whom = ("0.0.0.0/0", 443)
-        further = {("nats", 8222)} if role_of(workload) == "nats-watch" else set[tuple[str, int]]()
+        further = set[tuple[str, int]]()
         # A node whose swarm is elsewhere: its verifiers go there, or its servers do.
         way_out = {("joined", "verifier"): 4222, ("joined-leaf", "nats"): 7422, ("joined-leaf-cluster", "nats"): 7422}
         if port := way_out.get((variant, str(role_of(workload)))):
@@ -206,7 +206,7 @@ def test_services_are_reached_by_prometheus_alone_and_nats_by_its_clients(varian
             clients = {str(role_of(each)) for each in workloads(objects)} - {"nats", "model-download", "trainer-worker"}
             assert opened[4222] == clients and opened[6222] == {"nats"}
             assert opened[7777] == {"monitoring", "keda"}
-            assert opened[8222] == opened[7777] | {role for role in ("nats-watch",) if role in clients}
+            assert opened[8222] == opened[7777]
             assert numbers <= opened.keys()
         else:
             assert not opened, name_of(workload)
