@@ -60,6 +60,8 @@ def test_the_page_shows_files_by_name_and_tells_two_of_one_name_apart(browser: A
     async def write() -> None:
         swarm = await PageSwarm.open(server.url, run)
         await swarm.node("alpha", tasks=[*DATASETS, "gcd"])
+        for other in ("beta", "gamma"):  # who teaches whom is shown of three nodes or more
+            await swarm.node(other, tasks=["gcd"])
         for number, dataset in enumerate([*DATASETS, "gcd"]):
             await swarm.batch("alpha", group("alpha", "alpha", f"What is {number}?", [("0", 1.0), ("1", 0.0)], dataset=dataset))
         await swarm.transport.close()
