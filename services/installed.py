@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 EXIT_REPLACED = 78
-"""The same as `shared.runtime.errors.EXIT_CONFIG`, which may be missing."""
+"""The same as `shared.runtime.exits.EXIT_CONFIG`, which may be missing."""
 PACKAGES = ("services", "shared", "swarm_cli")
 _ROOT = Path(__file__).parents[1]
 _OURS = "swarm_rl-*.dist-info"

@@ -22,7 +22,6 @@ NodeUrlOption = Annotated[str, typer.Option(help="Server of the nodes' streams. 
 SwarmUrlOption = Annotated[
     str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
 ]
-"""Read by `swarm_cli.runs.servers`."""
 
 
 C = TypeVar("C", bound=ProcessConfig)

@@ -29,7 +29,7 @@ from shared.model.configuration import meant_attention
 _GRADIENT_COPIES = 2
 _MOMENTS = 2
 LOGITS_BYTES = 5 * CHUNK_BYTES
-"""Memory for one chunk of logits, as `chunked_head` computes them."""
+"""Memory for one chunk of logits, as `gradient.forward` computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

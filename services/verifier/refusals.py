@@ -100,7 +100,7 @@ misconfigured.
 `schema_version`, `out_of_range`, `task_mismatch`, `task_underivable`, `task_not_allowed`,
 `no_pass`, `held_out`, `lengths`, `from_future`, `unknown_key`. Such a message uses its sender's
 turns, and a key whose tasks come out otherwise here is not derived again for a while
-(`services.verifier.refused_messages`).
+(`services.verifier.reputation.TaskDifferences`).
 * `unknown_reward`: this node's scorer failed; what that cost counts (`scoring_cost`).
 * `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a
 judgement on many groups (`services.verifier.reputation`) and causes quarantine by itself.

@@ -278,7 +278,7 @@ MAX_CAUGHT = 10_000
 @dataclass(frozen=True, slots=True)
 class Sender:
     """`share`: messages with equal values count against the same share. `earned`: the part of a
-    whole share that it has earned, see `standing`.
+    whole share that it has earned.
     """
 
     share: str

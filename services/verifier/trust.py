@@ -117,8 +117,8 @@ class _Name:
 
 
 class KnownKeys:
-    """One name for each key and one key for each name, in a file that replicas on one machine share
-    (`names_file`).
+    """One name for each key and one key for each name, in a file that replicas on one machine
+    share.
 
     A name is assigned with the first accepted group, never on arrival, because a signature alone
     costs nothing. It is free again after `idle_s` without an accepted group. When all `MAX_NAMES`

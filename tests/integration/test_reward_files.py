@@ -298,7 +298,7 @@ def test_each_form_of_a_reward_is_called_in_its_own_way(folder: Path) -> None:
         ("text", [Mark.NOT_A_NUMBER] * 3),
         ("not_finite", [Mark.UNSAID, Mark.NOT_A_NUMBER, Mark.NOT_A_NUMBER]),
         ("hangs", [Mark.TIMEOUT] * 3),
-        ("ends", [Mark.KILLED, Mark.TIMEOUT, Mark.TIMEOUT]),
+        ("ends", [Mark.KILLED, Mark.KILLED, Mark.KILLED]),
         ("network", [Mark.RAISED] * 3),
         ("writes", [Mark.RAISED] * 3),
         ("one", [Mark.UNSAID, Mark.TIMEOUT, Mark.UNSAID]),

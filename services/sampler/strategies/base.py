@@ -141,9 +141,10 @@ class Strategy:
     keeps(entry): at arrival, whether it can ever be chosen; other entries take no room in the pool.
     draw(entries, wanted, cap, rng, knowledge): `available(entries, wanted, cap)` different entries,
     in training order, at most `cap` of one node, with `rng` as the only source of randomness; a
-    draw that returns anything else ends the sampler (`contract`).
+    draw that returns anything else ends the sampler. It may be called twice for a batch, with fewer
+    entries, as newcomers have places of their own (`sampler.newcomer_share`).
     `entries` are in order of arrival. weigh(entries, wanted, knowledge): their weights in the draw,
-    above 0, on any scale (`weights.weights_of`); None for a strategy without weights. prefers: the
+    0 or more, on any scale (`weights_of`); None for a strategy without weights. prefers: the
     trainer, which has the model, keeps the likeliest (`near`) or least likely (`far`) of more
     candidates.
     """

@@ -1,12 +1,11 @@
 """Deriving and scoring in worker processes that hold nothing worth stealing and are killed when
 they hang.
 
-`pool.ScorerPool` is the parent's side. `processes` starts and ends the processes; `local`
-distributes local jobs among workers. `waiting` holds the jobs that no worker has yet,
-`worker_queue` those of one worker, `child` its process; `worker` is the code that runs there.
+`pool.ScorerPool` is the parent's side and distributes local jobs among workers; `jobs` has what is
+known of a job in progress, `child` a worker's process, and `worker` the code that runs there.
 Foreign groups have a `foreign` lane with separate processes: a `forker`, which forks a process for
-each group (`forked`). All processes have an empty environment, no credentials, and limits
-(`confine`: files, system calls, network, user). They exchange MessagePack frames over standard
+each group. All processes have an empty environment, no credentials, and limits (`confinement`:
+files, system calls, network, user). They exchange MessagePack frames (`protocol`) over standard
 input and output.
 
 The names below are imported on first use: a process that needs only the limits loads no pool.

@@ -2,8 +2,7 @@
 by sender.
 
 A forker gets one group at a time, so that the time a sender can block it is known: the group's
-deadline. `foreign_line` decides who is served next and who loses a group; `drop` ends a sender's
-groups that are waiting or in progress.
+deadline. `drop` ends a sender's groups that are waiting or in progress.
 """
 
 from __future__ import annotations
@@ -241,7 +240,7 @@ class FairShare(Generic[T]):
 # Chooses which foreign group is scored next, and which is dropped when too many wait. Pure.
 #
 # Established senders, which have earned a whole share, and newcomers are one class each. Within a
-# class time is divided by sender (`fair_share`); between the classes it is divided in proportion.
+# class time is divided by sender; between the classes it is divided in proportion.
 # All newcomers together are guaranteed their part of the scorers' time while established senders
 # wait too, plus all that these leave. When too much waits, the class that uses most of its part
 # loses a group: the oldest of its sender with most waiting; among equals, of the one that has used

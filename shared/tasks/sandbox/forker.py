@@ -3,12 +3,12 @@
 `python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S ROWS [VERIFIER...]
 -- [SOURCE...]`, with ROWS in the format of `inheritance`.
 
-It has imported everything and reads no foreign text. For each group it forks a process (`forked`),
+It has imported everything and reads no foreign text. For each group it forks a process,
 waits for it until the group's deadline at most, and collects the outcome: one message through a
 pipe, CPU seconds from the kernel. If the kernel ends a process at one answer, that answer's reward
 is unknown, and so are those of the answers that were not reached: the border takes in no group with
 an unknown reward. A forked process can neither end nor block this one: a process that has closed
-its pipe must exit, and what it wrote is validated before it is used (`replies`). Behaviour that no
+its pipe must exit, and what it wrote is validated before it is used. Behaviour that no
 uncompromised scorer shows ends the group, and its sender is charged for it.
 
 A job is `[dataset, config, seed, index, expected task or None, verifier, texts, want task]` as in

@@ -140,6 +140,9 @@ class Entry:
             raise BrokenReply("a reward without a value for each answer")
         for place in self.hung:
             rewarded.marks[place] = Mark.KILLED if place in self.died else Mark.TIMEOUT
+        if self.hung and self.hung == self.died:
+            # A reward that is called with a group lost all of it to the answer at which it died.
+            rewarded.marks[:] = [Mark.KILLED if mark is Mark.TIMEOUT else mark for mark in rewarded.marks]
         detail = printable(rewarded.raised) if rewarded.raised else ""
         self.finish(rewarded.rewards, self._task(rewarded.task), detail=detail, marks=rewarded.marks, parts=rewarded.parts)
 

@@ -65,7 +65,7 @@ class ScorerPool:
         self._local = LocalLane(self._processes.worker, self._fail_waiting)
         self._foreign = ForeignLane(foreign_group_s, self._processes.forker, newcomer_share)
         self.missing: dict[str, str] = {}
-        """Protections that the system did not give the workers, by name (`confine.PROTECTIONS`),
+        """Protections that the system did not give the workers, by name (`confinement`),
         with cause and remedy.
         """
 
