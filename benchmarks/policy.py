@@ -73,7 +73,9 @@ class TrainerToGenerator:
         self._publisher = Publisher(store, trainer_side, node=config.node.id, staging=staging, keep=config.policy_store.keep)
         self.engine = create_engine("transformers", config.model.path, revision=config.model.revision, device=device, threads=1)
         self._context = service_context(config, "generator", generator_side)
-        self._follower = PolicyFollower(self._context, self.engine, Figures(self._context.registry, self._context.status, ()))
+        self._follower = PolicyFollower(
+            self._context, config, self.engine, Figures(self._context.registry, self._context.status, ())
+        )
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
