@@ -233,7 +233,7 @@ def sharing(
         for number, (seed, arm) in enumerate(todo, start=1):
             _make(plan, arm, seed, f"[{number}/{len(todo)}] {ARMS[arm]}, seed {seed}")
     pairs = {seed: {arm: read_result(plan, arm, seed) for arm in ARMS} for seed in range(1, seeds + 1)}
-    _check_alike(pairs)
+    check_alike(pairs)
     report = plan.out / "report.md"
     replace_text(report, report_text(plan, pairs))
     draw(pairs, plan.out / "sharing.png")
@@ -434,7 +434,7 @@ def _made(steps: Sequence[Mapping[str, int]], evaluation: Evaluation) -> int:
     return sum(step["groups_local"] for step in steps if step["step"] <= evaluation.policy_version)
 
 
-def _check_alike(pairs: Pairs) -> None:
+def check_alike(pairs: Pairs) -> None:
     """Raise CommandError if the arms of a seed were not asked the same, or scored otherwise."""
     for seed, results in pairs.items():
         if len(results[SHARING].asked | results[REPLAY].asked) > 1:
@@ -442,6 +442,11 @@ def _check_alike(pairs: Pairs) -> None:
                 f"seed {seed}: questions or reward changed between its runs, so they cannot be compared: remove its folders and "
                 "run again, or give another --out"
             )
+    if len(scorers := {scorer for results in pairs.values() for result in results.values() for _, scorer, _ in result.asked}) > 1:
+        raise CommandError(
+            f"the seeds were scored by {len(scorers)} different rewards, so they cannot be put together: restore the reward, or "
+            "give another --out"
+        )
 
 
 def differences(pairs: Pairs) -> list[float]:

@@ -67,8 +67,12 @@ def evaluation_due(version: int, last: int | None, every: int, *, finished: bool
     return version > last and (finished or version - last >= every)
 
 
-async def is_last(context: ServiceContext, version: int) -> bool:
-    """Check whether the trainer has finished with the policy `version`."""
+async def is_last(context: ServiceContext, version: int, steps: int) -> bool:
+    """Check whether the trainer has finished with the policy `version`, or will have: it is that of
+    its last step, of `steps` (`trainer.max_steps`; 0: no limit).
+    """
+    if steps and version >= steps:
+        return True
     entry = await context.node.kv.get(node_bucket(context.config.node.id), TRAINER_KEY)
     if entry is None:
         return False
@@ -165,7 +169,7 @@ class Evaluator:
 
     async def _due(self) -> bool:
         version = self._engine.policy_version
-        finished = await is_last(self._context, version)
+        finished = await is_last(self._context, version, self._config.trainer.max_steps)
         last = await self._last_turn()
         if finished and self._sets is not None and await self._sets.left(version):
             return False
@@ -404,7 +408,7 @@ class SetEvaluator:
                     if answers := self._of_base.get(each.spec.name):
                         await self._report(each, answers)
                         del self._of_base[each.spec.name]
-                    elif await self._due(each, version, last=await is_last(self._context, version)):
+                    elif await self._due(each, version, last=await is_last(self._context, version, self._config.trainer.max_steps)):
                         await self._measure(each)
                 except TransportError as error:
                     self._context.log.warning("evaluation_postponed", set=each.spec.name, reason=str(error))
@@ -443,7 +447,7 @@ class SetEvaluator:
         if (turn := await self._turn(each)) is None:
             return True
         if each.spec.name in self._resuming and turn.replica == self._context.replica and not turn.done:
-            return True  # its own turn from before a restart
+            return version >= turn.policy_version  # its own turn from before a restart, once the weights are there
         if not last and time.monotonic() < self._free_at.get(each.spec.name, 0.0):
             return False
         return evaluation_due(version, turn.policy_version, each.spec.every_versions, finished=last)
@@ -453,7 +457,7 @@ class SetEvaluator:
 
         def claimed(turn: SetTurn | None) -> SetTurn | None:
             known = turn if turn is not None and turn.measure == each.measure else None
-            if known is not None and known.policy_version >= version and known.replica != self._context.replica:
+            if known is not None and known.policy_version >= version + (known.replica == self._context.replica):
                 return None
             base = known is not None and known.base
             return SetTurn(measure=each.measure, policy_version=version, replica=self._context.replica, base=base)
@@ -641,7 +645,6 @@ def eval_line(report: EvalReport) -> dict[str, Any]:
     }
 
 
-SAMPLES_OF_A_DATASET = 4
 SAMPLES_IN_ALL = 32
 TEXT_CHARACTERS = 2000
 """With 32 samples a line is smaller than 1.6 MB, whatever the characters; 20 KB is usual."""
@@ -655,8 +658,7 @@ def sampled_places(datasets: Sequence[str]) -> list[int]:
     rounds = []
     for place, dataset in enumerate(datasets):
         nth = seen[dataset] = seen.get(dataset, -1) + 1
-        if nth < SAMPLES_OF_A_DATASET:
-            rounds.append((nth, place))
+        rounds.append((nth, place))
     return sorted(place for _, place in sorted(rounds)[:SAMPLES_IN_ALL])
 
 

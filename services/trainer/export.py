@@ -149,9 +149,12 @@ def _set_scores(lines: Sequence[Mapping[str, Any]], step: int) -> list[str]:
         version = f"{last.policy_version}{' (this)' if last.policy_version == step else ''}"
         measure = "mean reward" if last.pass_rate is None else f"avg@{k}"
         of_base = None if base is None else base.mean_reward if last.pass_rate is None else base.score
-        figures: list[tuple[str, float | None, float | None]] = [(measure, of_base, last.score)]
+        trained = last.policy_version > 0
+        figures: list[tuple[str, float | None, float | None]] = [(measure, of_base, last.score if trained else None)]
         if k != 1 and last.pass_rate is not None:
-            figures.append((f"pass@{k}", _pass_at(base_line, k), _pass_at(line, k)))
+            figures.append((f"pass@{k}", _pass_at(base_line, k), _pass_at(line, k) if trained else None))
+        if not trained:
+            version = "not measured"
         for words, *both in figures:
             values = ("–" if value is None else f"{value:.3f}" for value in both)
             rows.append(f"| {visible(name, 64)}, {words} ({about}) | {' | '.join(values)} | {version} |")

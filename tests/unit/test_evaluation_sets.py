@@ -242,3 +242,38 @@ async def test_while_a_set_is_measured_groups_are_made_and_weights_stay_and_the_
         await asyncio.gather(generating, return_exceptions=True)
     assert [line["policy_version"] for line in lines] == [0, 3]
     assert sum(made) >= 3, "training groups are made between the calls, while nobody may swap the weights"
+
+
+@pytest.mark.slow
+async def test_a_turn_from_before_a_restart_waits_for_its_weights_and_the_base_policy_is_not_asked_again(tmp_path: Path) -> None:
+    config = configured(tmp_path, every_versions=5)
+    node = await own_plane()
+    await ensure_node_streams(node, "alpha")
+    async with engine_of(config) as engine:
+        stopped = evaluator_of(config, node, engine, asyncio.Lock())
+        await stopped.begin()
+        await measured(stopped, config, 1)
+        engine.policy_version = 10
+        (each,) = stopped._sets
+        assert await stopped._take_turn(each, 10), "and it is killed before it has answers"
+        engine.policy_version = 0  # a new process has the base policy until it has read the newest one
+        again = evaluator_of(config, node, engine, asyncio.Lock())
+        await again.begin()
+        assert not await again._due(each, 0, last=False) and not await again._take_turn(each, 0)
+        engine.policy_version = 10
+        assert await again._due(each, 10, last=False)
+        assert [line["policy_version"] for line in await measured(again, config, 2, version=10)] == [0, 10]
+
+
+@pytest.mark.slow
+async def test_the_policy_of_the_last_step_is_measured_before_anybody_notes_that_training_has_ended(tmp_path: Path) -> None:
+    """Else its held-out evaluation, which ends a run with --steps, may come first."""
+    config = configured(tmp_path, every_versions=50)
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"max_steps": 3})})
+    node = await own_plane()
+    await ensure_node_streams(node, "alpha")
+    async with engine_of(config) as engine:
+        evaluator = evaluator_of(config, node, engine, asyncio.Lock())
+        await evaluator.begin()
+        engine.policy_version = 3
+        assert [line["policy_version"] for line in await measured(evaluator, config, 2, version=3)] == [0, 3]

@@ -42,6 +42,18 @@ def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_mode
 
 
 @pytest.mark.slow
+def test_a_set_that_only_the_base_policy_was_asked_has_no_figure_of_the_trained_one(tmp_path: Path) -> None:
+    model = random_policy(0, tied=False)
+    base = write_model_folder(tmp_path / "little", model)
+    node = trained(tmp_path / "monday" / "alpha", base, trainable_tensors(model))
+    line = {"set": "t", "policy_version": 0, "n": 8, "pass_rate": 0.25, "k": 4, "questions": 2, "pass_at": {"4": 0.5}}
+    (node / "eval_sets.jsonl").write_text(json.dumps(line) + "\n")
+    card = (export_policy(node, tmp_path / "out").folder / CARD).read_text().splitlines()
+    of_set = [row.split(" | ")[1:] for row in card if row.startswith("| t, ")]
+    assert of_set == [["0.250", "–", "not measured |"], ["0.500", "–", "not measured |"]]
+
+
+@pytest.mark.slow
 def test_an_export_tells_its_step_a_broken_newer_checkpoint_another_node_and_a_better_base(tmp_path: Path) -> None:
     model = random_policy(0, tied=False)
     base = write_model_folder(tmp_path / "little", model)

@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from services.generator.evaluation import SAMPLES_IN_ALL, SAMPLES_OF_A_DATASET, sampled_places
+from services.generator.evaluation import SAMPLES_IN_ALL, sampled_places
 from services.trainer.records import trained_line
 from shared.run_records import BATCHES_FILE, SAMPLES_FILE, TRAINED_FILE, BoundedLines, older, refused_file
 from swarm_cli.app import app
@@ -109,7 +109,7 @@ def test_the_same_few_questions_of_every_dataset_are_kept() -> None:
     datasets = ["a"] * 50 + ["b"] * 2 + [f"c{number}" for number in range(40)]
     places = sampled_places(datasets)
     assert len(places) == SAMPLES_IN_ALL and {"a", "b", "c0"} <= {datasets[place] for place in places}
-    assert sampled_places(["a"] * 50) == list(range(SAMPLES_OF_A_DATASET)) and sampled_places([]) == []
+    assert sampled_places(["a"] * 50) == list(range(SAMPLES_IN_ALL)) and sampled_places([]) == []
 
 
 def test_a_step_that_was_trained_again_counts_as_it_was_last_and_one_of_another_run_says_nothing(tmp_path: Path) -> None:

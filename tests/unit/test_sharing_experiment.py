@@ -14,7 +14,18 @@ import pytest
 from shared.config import NodeConfig
 from shared.intervals import estimate, seeds_needed, t_quantile
 from swarm_cli.errors import CommandError
-from swarm_cli.sharing_experiment import REPLAY, SHARING, Cost, Plan, Result, _plan, differences, read_result, sentence
+from swarm_cli.sharing_experiment import (
+    REPLAY,
+    SHARING,
+    Cost,
+    Plan,
+    Result,
+    _plan,
+    check_alike,
+    differences,
+    read_result,
+    sentence,
+)
 
 STRIPS = 4000
 
@@ -86,6 +97,16 @@ def test_the_sentence_has_the_gain_its_interval_and_the_number_of_seeds(gains: t
 def test_arms_are_compared_after_as_many_completions() -> None:
     longer = Result(curves=(((0.0, 0.2), (100.0, 0.4), (200.0, 0.8)),), figures={}, asked=frozenset())
     assert differences({1: {**_pairs(0.0)[1], SHARING: longer}}) == [pytest.approx(0.1)]
+
+
+def test_seeds_that_were_scored_by_another_reward_are_not_put_together() -> None:
+    def seed(number: int, scorer: str) -> dict[str, Result]:
+        asked = frozenset({(f"questions of seed {number}", scorer, 8)})
+        return {arm: Result(curves=(((0.0, 0.2), (100.0, 0.4)),), figures={}, asked=asked) for arm in (SHARING, REPLAY)}
+
+    check_alike({1: seed(1, "a"), 2: seed(2, "a")})
+    with pytest.raises(CommandError, match="2 different rewards"):
+        check_alike({1: seed(1, "a"), 2: seed(2, "b")})
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ function answer(told, { name: mine, row, alike, node, over }) {
   const who = one ? "Your model" : !all ? `${better.length} of ${alike.length} models` : alike.length === 2 ? "Both models" : `All ${alike.length} models`, many_ = !one && better.length !== 1;
   const title = row.outcome === "fell" ? `${one ? "Your model" : mine} got better, and fell from its best` : better.length ? (over ? `${who} got better` : `${who} ${many_ ? "are" : "is"} getting better`) : row.outcome === "failed" ? (row.gain < 0 && -row.gain > row.chance ? "Worse than before training" : "Fell back from its best") : over ? "No clear gain" : "No clear gain yet";
   const point = newestOf(row), more = Math.round((row.newest - row.base) * point[2]);
-  return [titled(title), `${one ? "It" : mine} ${over ? "ends with" : "now gets"} ${rightOf(point)} held-out questions right, ${count(Math.abs(more))} ${more < 0 ? "fewer" : "more"} than before training; chance explains at most ${count(Math.round(row.chance * point[2]))}.`];
+  return [titled(title), `${one ? "It" : mine} ${over ? (point[0] < (node?.step || 0) ? `got at step ${count(point[0])}` : "ends with") : "now gets"} ${rightOf(point)} held-out questions right, ${count(Math.abs(more))} ${more < 0 ? "fewer" : "more"} than before training; chance explains at most ${count(Math.floor(row.chance * point[2]))}.`];
 }
 const rightOf = ([, share, n]) => `${count(Math.round(share * n))} of ${count(n)}`;
 
@@ -99,11 +99,11 @@ function evaluationTable({ row, alike }) {
 }
 
 /** Now, best, before and gain, each with its interval. */
-function figures({ row, names, over }) {
-  const now = newestOf(row), base = baseOf(row), only = row.curve.length < 2, of = (point) => (row.by_reward ? "" : range(point));
+function figures({ row, names, node, over }) {
+  const now = newestOf(row), atEnd = over && now[0] >= (node?.step || 0), base = baseOf(row), only = row.curve.length < 2, of = (point) => (row.by_reward ? "" : range(point));
   const line = (title, step, value, note, kind = "") => el("tr", { class: kind }, el("th", { scope: "row" }, title, step === null ? null : el("span", { class: "note", text: ` step ${count(step)}` })), el("td", { class: "n value", text: value }), el("td", { class: "n note", text: note }));
   const lines = only ? [line(base ? "Before" : "Now", base ? null : now[0], ratio(now[1]), of(now), "now")] : [
-    line(over ? "At the end" : "Now", over ? null : now[0], ratio(now[1]), of(now), "now"),
+    line(atEnd ? "At the end" : over ? "Last score" : "Now", atEnd ? null : now[0], ratio(now[1]), of(now), "now"),
     row.best ? line("Best", row.best[0], ratio(row.best[1]), row.best[0] === now[0] ? "the newest" : of(row.best)) : null,
     base ? line("Before", null, ratio(base[1]), of(base)) : null,
     row.gain === null ? null : line("Gain", null, signed(row.gain), row.chance === null ? "" : `chance ≤ ${ratio(row.chance)}`, "gain"),
