@@ -90,6 +90,7 @@ _ASKED, _ANSWERED = "Question:", "Answer:"
 """How a model without a chat template is asked. Such a model goes on after its answer, with the
 next question.
 """
+_CONTENT = 'text = text if isinstance(text, str) else text[-1]["content"]  # to messages, completions are messages'
 _CUT = f'text = text.partition("{_ASKED}")[0]  # the model may go on with a question of its own'
 
 
@@ -97,7 +98,7 @@ _CUT = f'text = text.partition("{_ASKED}")[0]  # the model may go on with a ques
 class Rows:
     """The nature of a file of questions. verifier: which can score it; the lengths are in
     characters of its longest questions and reference answers but for one in twenty. column: the
-    one whose texts are the questions; empty if they are messages, or more than a column's text.
+    one whose texts are the questions; empty if some are messages, or more than a column's text.
     """
 
     questions: int
@@ -105,6 +106,7 @@ class Rows:
     question_chars: int
     answer_chars: int
     column: str = ""
+    messages: bool = False
 
 
 def new(
@@ -146,7 +148,7 @@ def new(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PROJECT_FILE).write_text(_toml(lines))
         which, *code = STUBS[rows.verifier]
-        code = [*([] if talks else [_CUT]), *code]
+        code = [*([_CONTENT] if rows.messages else []), *([] if talks else [_CUT]), *code]
         reward = (_REWARD if talks else _REWARD_IN_USE).format(
             file=REWARD_FILE, config=PROJECT_FILE, which=which, code="\n    ".join(code)
         )
@@ -178,9 +180,11 @@ def read_rows(data: Path, columns: Mapping[str, str]) -> Rows:
     step = max(1, len(rows) // _LOOKED_AT)
     seen = [rows.row(index) for index in range(0, len(rows), step)]
     column = columns.get("question", "") or rows.columns.get("question", "question")
-    plain = "{" not in column and not any(row[0].startswith("\0") for row in seen)  # messages do (`prompt_text`)
+    messages = any(row[0].startswith("\0") for row in seen)  # as `prompt_text` writes them
     question_chars, answer_chars = (_most(len(each[part]) for each in seen) for part in (0, 1))
-    return Rows(rows.distinct_questions(), verifier, question_chars, answer_chars, column if plain else "")
+    return Rows(
+        rows.distinct_questions(), verifier, question_chars, answer_chars, "" if messages or "{" in column else column, messages
+    )
 
 
 def _verifier(spec: TaskSpec, size: int) -> str:

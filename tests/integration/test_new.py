@@ -124,6 +124,27 @@ def test_a_model_without_a_chat_template_is_asked_in_a_form_and_its_answer_is_cu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("talks", [True, False], ids=["chat model", "base model"])
+def test_the_reward_fits_rows_of_messages(talks: bool, tmp_path: Path) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
+    rows = [
+        {"prompt": [*asked, {"role": "assistant", "content": "?"}, {"role": "user", "content": str(n)}], "answer": str(n)}
+        for n in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    if not talks:
+        (model / "chat_template.jinja").unlink()
+    done = _swarm(tmp_path, "new", "mine", "--model", str(model), "--data", "rows.jsonl")
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "mine" / "node.toml"
+    file.write_text(file.read_text().replace('verifier = "final_number"', 'reward = "rewards.py:accuracy"'))
+    checked = _swarm(tmp_path / "mine", "config", "check")
+    assert checked.returncode == 0 and "raised" not in checked.stderr, checked.stderr
+
+
+@pytest.mark.slow
 def test_one_node_trains_in_the_folder_without_another_word(tmp_path: Path) -> None:
     data = _questions(tmp_path / "rows.jsonl", [str(number % 10) for number in range(40)])
     made = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", str(data))
