@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from shared.config.model_section import ModelSection
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.model.base_policy import (
     SEED_STRIDE,
     SUPERVISED_SEED,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.identity.keys import KeyFileError, SigningKey, create, is_public_key, load, new_seed
 from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
 from shared.text import error_text, visible

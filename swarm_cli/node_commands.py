@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 from rich.table import Table
 
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.limits import NODE_LIMITS

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from shared.config import NodeConfig
 from shared.config.load import ENV_PREFIX
-from shared.config.sections import EvalSet, TaskSpec
+from shared.config.task_sections import EvalSet, TaskSpec
 from shared.config.trainer_section import TrainerConstants
 from swarm_cli.toml_view import toml_value
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import LOOPBACK

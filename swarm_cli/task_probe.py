@@ -28,7 +28,7 @@ from swarm_cli.installation import own_modules
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
-    from shared.config.sections import EvalSet
+    from shared.config.task_sections import EvalSet
     from shared.tasks.file_rows import FileQuestions
 
 
@@ -232,7 +232,7 @@ def main() -> None:
     with without_collection():
         from shared.config import TaskSpec
         from shared.config.section import SETS
-        from shared.config.sections import EvalSet
+        from shared.config.task_sections import EvalSet
         from shared.runtime.process_limits import MappedMemory, limit_data
         from shared.tasks.derive import dataset_names, forget_derived
         from shared.tasks.reference_checks import worth_trying

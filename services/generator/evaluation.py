@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count as count_up
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
 from shared.config import NodeConfig, scorers_id
-from shared.config.sections import EvalSet
+from shared.config.task_sections import EvalSet
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, RewardValues, SetTurn, TrainerPosition, incomparable
 from shared.contracts.messages import Task
@@ -84,6 +85,30 @@ async def is_last(context: ServiceContext, version: int, steps: int) -> bool:
     return position.finished and position.policy_version == version
 
 
+class _EvaluationLines:
+    """A file of evaluations, to which lines that could not be written before are written with the
+    next one.
+    """
+
+    def __init__(self, context: ServiceContext, file: Path) -> None:
+        self._context, self._file = context, file
+        self._unwritten: list[dict[str, Any]] = []
+
+    def append(self, line: dict[str, Any]) -> None:
+        self._unwritten.append(line)
+        remedy = f"free space at {self._file.parent}; the lines are kept and written with the next one"
+        with self._context.writes.trying("evaluation", remedy):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            written = {_line_identity(each) for each in eval_lines(self._file)}
+            with open_lines(self._file) as file:
+                while self._unwritten:
+                    # A restart may have come between writing a line and announcing it. Where the
+                    # rewards were unknown, the policy is evaluated again and may get its score.
+                    if _line_identity(oldest := self._unwritten[0]) not in written:
+                        write_whole(file, json.dumps(oldest).encode() + b"\n")
+                    self._unwritten.pop(0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Answers:
     """One answer for each held-out task, and the engine's time for all of them."""
@@ -123,7 +148,7 @@ class Evaluator:
         self._params = SamplingParams(temperature=config.eval.temperature, max_new_tokens=generator.max_new_tokens)
         self._file = config.node.run_dir / EVAL_FILE
         self._samples = BoundedLines(config.node.run_dir / SAMPLES_FILE, SAMPLES_MAX_BYTES)
-        self._unwritten: list[dict[str, Any]] = []
+        self._lines = _EvaluationLines(context, self._file)
         self._base_answers: _Answers | None = None
         self._resuming = True
         self._shown: EvalReport | None = None
@@ -246,7 +271,7 @@ class Evaluator:
             )
         self._figures.unknown_rewards(len(unknown))
         if len(unknown) == len(results):
-            self._append(unscored_line(version, len(unknown), self._held_out, self._scorer, time.time()))
+            self._lines.append(unscored_line(version, len(unknown), self._held_out, self._scorer, time.time()))
             return
         report = summarise(
             [(each.task.ref.dataset, *score) for each, score in zip(self._tasks, scored, strict=True)],
@@ -259,7 +284,7 @@ class Evaluator:
             pass_rule=self._rules.rule([each.task.ref for each in self._tasks]),
             values=self._rules.values,
         )
-        self._write(report)
+        self._lines.append(eval_line(report))
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
         self._write_samples(answers, scored, report)
         self._show(report)
@@ -297,24 +322,6 @@ class Evaluator:
             report for report in [*reports, newest] if report.policy_version == 0 and report.n and not incomparable(report, newest)
         ]
         return base[-1].pass_rate if base else None
-
-    def _write(self, report: EvalReport) -> None:
-        self._append(eval_line(report))
-
-    def _append(self, line: dict[str, Any]) -> None:
-        """Append an evaluation's line, after lines that could not be written before."""
-        self._unwritten.append(line)
-        remedy = f"free space at {self._file.parent}; the lines are kept and written with the next one"
-        with self._context.writes.trying("evaluation", remedy):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            written = {_line_identity(each) for each in eval_lines(self._file)}
-            with open_lines(self._file) as file:
-                while self._unwritten:
-                    # A restart may have come between writing a line and announcing it. Where the
-                    # rewards were unknown, the policy is evaluated again and may get its score.
-                    if _line_identity(oldest := self._unwritten[0]) not in written:
-                        write_whole(file, json.dumps(oldest).encode() + b"\n")
-                    self._unwritten.pop(0)
 
     def _write_samples(self, answers: Sequence[Sample], scored: Sequence[Score], report: EvalReport) -> None:
         """Nothing depends on the samples; those that cannot be written are dropped."""
@@ -381,7 +388,7 @@ class SetEvaluator:
         completions = max(_COMPLETIONS_A_CALL, config.generator.groups_per_call * config.generator.completions)
         self._questions_a_call = {each.spec.name: max(1, completions // each.spec.k) for each in sets}
         self._file = config.node.run_dir / EVAL_SETS_FILE
-        self._unwritten: list[dict[str, Any]] = []
+        self._lines = _EvaluationLines(context, self._file)
         self._of_base: dict[str, _SetAnswers] = {}
         self._free_at: dict[str, float] = {}
         self._failed: set[tuple[str, int]] = set()
@@ -545,7 +552,7 @@ class SetEvaluator:
             policy_version=answered.policy_version,
             seconds=round(answered.seconds + time.monotonic() - started, 3),
         )
-        self._append(line)
+        self._lines.append(line)
 
         def reported(turn: SetTurn | None) -> SetTurn | None:
             if turn is None or turn.measure != each.measure:
@@ -558,20 +565,6 @@ class SetEvaluator:
         self._context.log.info(
             "set_measured", set=spec.name, policy_version=answered.policy_version, **{key: line[key] for key in shown}
         )
-
-    def _append(self, line: dict[str, Any]) -> None:
-        """Append a result's line, after lines that could not be written before."""
-        self._unwritten.append(line)
-        remedy = f"free space at {self._file.parent}; the lines are kept and written with the next one"
-        with self._context.writes.trying("evaluation", remedy):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            written = {(*_line_identity(each), each.get("set")) for each in eval_lines(self._file)}
-            with open_lines(self._file) as file:
-                while self._unwritten:
-                    oldest = self._unwritten[0]
-                    if (*_line_identity(oldest), oldest["set"]) not in written:
-                        write_whole(file, json.dumps(oldest).encode() + b"\n")
-                    self._unwritten.pop(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -616,7 +609,7 @@ def set_line(
 
 def _line_identity(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """The evaluation that a line is of, by which a second line of it is known."""
-    return (line.get("policy_version"), bool(line.get("n")), line.get("held_out"), line.get("scorer"))
+    return (line.get("set"), line.get("policy_version"), bool(line.get("n")), line.get("held_out"), line.get("scorer"))
 
 
 def unscored_line(version: int, unknown: int, held_out: str | None, scorer: str | None, time_s: float) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
 from shared.cancelling import run_until_stopped
 from shared.config import NodeConfig, TaskSpec
-from shared.config.sections import EvalSet
+from shared.config.task_sections import EvalSet
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
 from shared.contracts.messages import Task

@@ -22,7 +22,7 @@ from services.sampler.share_controller import after_batch, moves, next_shares, r
 from services.sampler.strategies import strategy_named
 from shared.cancelling import run_until_stopped
 from shared.config.sampler_section import SamplerConfig
-from shared.config.sections import scorers_id
+from shared.config.task_sections import scorers_id
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.messages import batch_fields
 from shared.contracts.sampler_state import SamplerState, SharingState

@@ -14,7 +14,7 @@ import msgspec
 
 from services.verifier.figures import Figures
 from shared.atomic_files import replace_text
-from shared.config.sections import scorers_id
+from shared.config.task_sections import scorers_id
 from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode

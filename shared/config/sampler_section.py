@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from shared.config.load import Entry
 from shared.config.node_sections import ProcessConfig
 from shared.config.section import Section
-from shared.config.sections import TaskSpec, rewards_from
+from shared.config.task_sections import TaskSpec, rewards_from
 from shared.registry import STRATEGIES
 
 _MOST_GROUPS = 65_536

@@ -11,8 +11,8 @@ from pydantic import Field
 from shared.config.generator_section import GeneratorSection
 from shared.config.load import Entry
 from shared.config.sampler_section import SamplerConfig
-from shared.config.sections import EvalSection, rewards_from
-from shared.config.view_config import ViewConfig
+from shared.config.task_sections import EvalSection, rewards_from
+from shared.config.verifier_section import ViewConfig
 from shared.registry import VERIFIERS
 from shared.reward_files import parts_of
 

@@ -1,4 +1,6 @@
-"""The section `[verifier]` of a node's configuration: scoring, sharing, and the border."""
+"""The section `[verifier]` of a node's configuration: scoring, sharing, and the border; and what
+commands that look at nodes read.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from shared.config.node_sections import ProcessConfig
 from shared.config.section import Section
 from shared.contracts.limits import VERIFIER_ACK_WAIT_S, VERIFIER_MAX_DELIVER
 
@@ -130,3 +133,11 @@ class VerifierSection(Section):
         if self.accept == "auto":
             return "dataset" if self.trust == "roster" else "same"
         return self.accept
+
+
+class ViewConfig(ProcessConfig):
+    """The part of a node's configuration that a command reads which looks at nodes: the servers,
+    and whose keys count (`verifier.trust` and its roster).
+    """
+
+    verifier: VerifierSection = Field(default_factory=VerifierSection)

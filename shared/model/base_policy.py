@@ -29,7 +29,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from shared.atomic_folder import atomic_folder
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.contracts.messages import user_prompt
 from shared.model.prompts import encode_answer, render_prompt
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut, held_out_tasks

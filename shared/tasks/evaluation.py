@@ -22,7 +22,7 @@ from shared.rewards import Mark, differ
 from shared.tasks.verifiers import VerifierChoice, is_built_in
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.task_sections import TaskSpec
     from shared.tasks.sandbox import JobResult
 
 PASS_REWARD = 0.99

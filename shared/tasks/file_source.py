@@ -27,7 +27,7 @@ from shared.tasks.subprocess_reader import read_rows_in_subprocess
 from shared.text import error_text, visible
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.task_sections import TaskSpec
 
 MAX_ROWS = 5_000_000
 MAX_BYTES = 2 * 2**30

@@ -17,7 +17,7 @@ from shared.tasks.prompt import text_key
 from shared.tasks.reference_checks import is_left_out
 
 if TYPE_CHECKING:
-    from shared.config.sections import EvalSet, TaskSpec
+    from shared.config.task_sections import EvalSet, TaskSpec
 
 HELD_OUT_SEED = 0x7E000000
 """Held-out tasks have seeds from here on; training seeds are smaller."""

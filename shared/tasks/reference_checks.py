@@ -27,7 +27,7 @@ from shared.tasks.file_rows import find_rows, is_file_name
 from shared.tasks.verifiers import is_built_in, scorer_of
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.task_sections import TaskSpec
     from shared.tasks.sandbox import ScorerPool
 
 VERIFIERS = frozenset({"exact", "final_number", "math"})

@@ -18,7 +18,7 @@ from shared.tasks.held_out import HELD_OUT_SEED, HeldOut
 from shared.tasks.reference_checks import is_left_out
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.task_sections import TaskSpec
 
 TRAINING_SEEDS = HELD_OUT_SEED
 """Training seeds are in [0, TRAINING_SEEDS); larger ones belong to held-out tasks."""

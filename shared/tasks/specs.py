@@ -22,7 +22,7 @@ from shared.tasks.reference_checks import FILE_ROWS_CHECKED, VERIFIERS, left_out
 from shared.tasks.verifiers import load_verifier, scorer_of
 
 if TYPE_CHECKING:
-    from shared.config.sections import EvalSet, TaskSpec
+    from shared.config.task_sections import EvalSet, TaskSpec
     from shared.config.verifier_config import VerifierConfig
 
 C = TypeVar("C", bound="VerifierConfig")

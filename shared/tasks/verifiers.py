@@ -24,7 +24,7 @@ from shared.tasks.derive import Item, TaskError, derive_item, from_package
 from shared.tasks.reward_calls import Rewards, Scored, Word, read_reward
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.task_sections import TaskSpec
     from shared.contracts.messages import TaskRef
 
 AnswerScorer = Callable[[str], Any]

@@ -23,7 +23,7 @@ from rich.text import Text
 from shared.config import NodeConfig, TaskSpec, scorers_id
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.model_section import ModelSection
-from shared.config.sections import EvalSet
+from shared.config.task_sections import EvalSet
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.run_records import CHECKPOINTS, EVAL_FILE, eval_lines, eval_report

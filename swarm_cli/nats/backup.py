@@ -24,7 +24,7 @@ import msgspec
 import typer
 
 from shared.atomic_folder import atomic_folder, refuse_filled, unwinding_on_signals
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.contracts.subjects import node_bucket
 from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.contracts.streams import (
     ensure_directory,
     ensure_node_bucket,

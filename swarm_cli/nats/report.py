@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.contracts.streams import STREAMS_FILE, names_of, swarm_streams
 from shared.contracts.subjects import SWARM_NODES_BUCKET
 from shared.text import visible, visible_json

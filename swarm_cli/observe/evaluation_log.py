@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name

@@ -245,9 +245,14 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
     One of a version far beyond the steps on record is nobody's result.
     """
     by_version = {each.policy_version: each for each in recorded_evaluations(node_dir)}
-    taken: Any = newest_step(node_dir).get("step")
-    last = taken + STEPS_UNRECORDED if _is_number(taken) else math.inf
+    last = _last_possible(node_dir)
     return [by_version[version] for version in sorted(by_version) if version <= last]
+
+
+def _last_possible(node_dir: Path) -> float:
+    """The last policy version that the node's trainer can have made, by the steps on record."""
+    taken: Any = newest_step(node_dir).get("step")
+    return taken + STEPS_UNRECORDED if _is_number(taken) else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,15 +291,18 @@ class SetCurve(NamedTuple):
 
 def read_sets(node_dir: Path) -> dict[str, SetCurve]:
     """A node's results on evaluation sets, by the set's name. Lines that no generator writes are
-    skipped, and those of policies that are gone.
+    skipped, and those of policies that are gone or never were.
     """
     by_set: dict[str, dict[int, SetResult]] = {}
+    last = _last_possible(node_dir)
     for line in eval_lines(node_dir / EVAL_SETS_FILE):
         report, name, rates = eval_report("node", line), line.get("set"), line.get("pass_at")
         numbers = (line.get("k"), line.get("questions"), line.get("error"))
         if report is None or not report.n or not isinstance(name, str) or not isinstance(rates, dict):
             continue
-        if all(map(_is_number, (*numbers, *rates.values()))):
+        if report.policy_version > last:
+            continue
+        if all(map(_is_number, (*numbers, *rates.values()))) and all(0.0 <= rate <= 1.0 for rate in rates.values()):
             found = Evaluation.of(report)
             known = {each.name: getattr(found, each.name) for each in fields(found)}
             k, questions, error = numbers

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition

@@ -28,7 +28,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import SWARM_SCHEMA_VERSION
 from shared.identity.statements import SignatureStatus
@@ -95,7 +95,8 @@ def status(
     else:
         if end is not None:
             note(end[1].sentence(end[0].name, time.time()))
-        show(snapshot, terminal(), folder_here(node_config.node.var_dir, target), server)
+        run_dir = folder_here(node_config.node.var_dir, target)
+        show(snapshot, terminal(), run_dir, server, records=run_dir if end is None else end[0])
     if end is not None:
         raise typer.Exit(end[1].exit_code)
     refuse_nothing_seen(snapshot, named=bool(nodes), told=as_json or bool(server))
@@ -193,16 +194,16 @@ def _fill_object(fill: StreamFill) -> dict[str, Any]:
     }
 
 
-def show(snapshot: SwarmState, console: Console, run: Path | None = None, server: str = "") -> None:
+def show(snapshot: SwarmState, console: Console, run: Path | None = None, server: str = "", *, records: Path | None = None) -> None:
     """Print three lines a node, what is wrong and how to mend it, and the streams. run: as
     `folder_here` returns. server: as `server_trouble` returns; it is told instead of each process's
-    silence.
+    silence. records: the folder of the run that is shown, running or ended, if it is here.
     """
     for node in snapshot.here:
         console.print(*node_lines(node), sep="\n", soft_wrap=True)
         for words in node.notes:
             console.print(f"  {visible(node.node)}: {words}", soft_wrap=True, highlight=False)
-        for words in set_lines(run / node.node) if run is not None else ():
+        for words in set_lines(records / node.node) if records is not None else ():
             console.print(f"  {words}", soft_wrap=True, highlight=False)
         if node.none_taken:
             name = visible(node.node)

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shared.cancelling import cancel_and_wait
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen

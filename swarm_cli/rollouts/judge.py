@@ -216,7 +216,7 @@ class Judge:
 
     def _source(self, scored: ScoredGroup) -> TaskSpec | None:
         """The source of a group's question; None if it cannot be told."""
-        from shared.config.sections import TaskSpec
+        from shared.config.task_sections import TaskSpec
 
         ref = scored.group.task.ref
         if (files := self._files_of(scored)) is not None:

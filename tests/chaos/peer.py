@@ -12,7 +12,7 @@ import zlib
 import msgspec
 
 from services.verifier.sharing import sign
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import Completion, RolloutGroup, Sampling

@@ -60,6 +60,17 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(var_dir / "nats")
     write_note(folder, RunNote(server.url, server.url, StartOptions()))
     write_end(folder, 0, "progress")
+    of_set = {
+        "set": "late",
+        "policy_version": 0,
+        "n": 8,
+        "pass_rate": 0.25,
+        "k": 4,
+        "questions": 2,
+        "error": 0.1,
+        "pass_at": {"4": 0.5},
+    }
+    (folder / "alpha" / "eval_sets.jsonl").write_text(json.dumps(of_set) + "\n")
     for node in ("alpha", "beta"):
         (folder / node / "trainer.log").touch()
         (folder / node / "checkpoints" / "step-00000006").mkdir(parents=True)
@@ -99,6 +110,11 @@ def test_status_says_how_the_run_ended_with_an_exit_code_of_its_own(var_dir: Pat
     assert code == 3 and told["ended"]["run"] == "first" and told["ended"]["how"] == "in order"
     alpha = told["nodes"]["alpha"]
     assert (alpha["finished"], alpha["trouble"], alpha["step"], alpha["policy_version"]) == (True, [], 6, 9)
+
+
+def test_status_of_an_ended_run_has_the_results_on_evaluation_sets(var_dir: Path) -> None:
+    _, out, _ = swarm("status", "--run", "first")
+    assert "set late: avg@4 0.250" in out and out.count("set late") == 1, out
 
 
 def test_status_that_finds_no_server_says_that_the_run_there_has_ended(var_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

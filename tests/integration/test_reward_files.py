@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shared.config import ConfigError, load_config
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.reward_files import _held, reward_problems
 from shared.rewards import Mark

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from shared.config import NodeConfig
-from shared.config.sections import TaskSpec, _scorer_id
+from shared.config.task_sections import TaskSpec, _scorer_id
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import RewardValues

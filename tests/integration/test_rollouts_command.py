@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from services.trainer.records import trained_line
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.contracts.codec import encode
 from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup, TaskRef
 from shared.contracts.sampler_state import SamplerState

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.rewards import Mark
 from shared.tasks.derive import derive_task

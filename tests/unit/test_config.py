@@ -13,7 +13,7 @@ from shared.config import ConfigError, NodeConfig, load_config
 from shared.config.load import Config, load
 from shared.config.sampler_section import SamplerConfig
 from shared.config.verifier_config import VerifierConfig
-from shared.config.view_config import ViewConfig
+from shared.config.verifier_section import ViewConfig
 
 GCD = {"tasks": [{"dataset": "gcd", "config": {"max_value": 12}}]}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.config import NodeConfig, load_config
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.tasks.file_rows import FileQuestions
 from shared.tasks.specs import check_specs, file_questions
 from swarm_cli.join.command import prepare

@@ -49,7 +49,7 @@ from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.file_names import FileNames
 from swarm_cli.observe import run_files
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.run_files import Evaluation, compared, read_evaluations
+from swarm_cli.observe.run_files import Evaluation, compared, read_evaluations, read_sets
 from swarm_cli.observe.snapshot import SwarmState, held_out_history
 from swarm_cli.rollouts.records import HeldOutSample, Samples
 from swarm_cli.target import Target
@@ -225,6 +225,16 @@ def test_a_score_of_a_version_far_beyond_the_steps_on_record_is_nobodys(tmp_path
     assert [each.policy_version for each in recorded(tmp_path, *forged)] == [0, 4, 10**9], "without a trainer's record nobody knows"
     (tmp_path / "metrics.jsonl").write_text('{"step": 4}\n')
     assert [each.policy_version for each in recorded(tmp_path, *forged)] == [0, 4]
+
+
+def test_a_result_of_a_set_that_no_generator_can_have_written_is_nobodys(tmp_path: Path) -> None:
+    result = {"set": "t", "n": 8, "pass_rate": 0.25, "k": 4, "questions": 2, "error": 0.1}
+    possible = [{**result, "policy_version": version, "pass_at": {"4": 0.5}} for version in (0, 4)]
+    forged = [{**result, "policy_version": 10**9, "pass_at": {"4": 0.5}}, {**result, "policy_version": 4, "pass_at": {"4": 7.0}}]
+    (tmp_path / "eval_sets.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*possible, *forged]))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 4}\n')
+    (found,) = read_sets(tmp_path).values()
+    assert [each.policy_version for each in found.results] == [0, 4] and found.newest.at_k == 0.5
 
 
 def test_a_curve_for_each_task_is_by_the_measure_of_its_newest_result() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import Task
 from shared.tasks import HeldOut, TaskSource, held_out_tasks

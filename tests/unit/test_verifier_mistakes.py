@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shared.config.sections import TaskSpec
+from shared.config.task_sections import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.registry import VERIFIERS
 from shared.rewards import Mark

@@ -23,7 +23,7 @@ from shared.tasks.sandbox.protocol import MAX_FRAME_BYTES, PROGRESS_BYTES, READY
 from shared.tasks.verifiers import VerifierChoice
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.task_sections import TaskSpec
 
 START_TIMEOUT_S = 60.0
 POLLS_PER_TIMEOUT = 5

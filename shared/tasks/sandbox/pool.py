@@ -24,7 +24,7 @@ from shared.tasks.sandbox.protocol import DERIVING, MAX_ANSWERS, BrokenReply
 from shared.tasks.verifiers import VerifierChoice
 
 if TYPE_CHECKING:
-    from shared.config.sections import TaskSpec
+    from shared.config.task_sections import TaskSpec
     from shared.config.verifier_section import VerifierSection
 
 _KILLED_S = 10.0
