@@ -212,11 +212,11 @@ async def test_what_the_base_policy_answered_is_reported_once_its_bucket_is_back
 async def test_a_torn_line_of_evaluations_costs_that_line_alone(config: NodeConfig) -> None:
     evaluator = an_evaluator(config, await node(), cast("Any", SimpleNamespace(policy_version=0)))
     file = config.node.run_dir / "eval.jsonl"
-    evaluator._write(a_report(0))
+    evaluator._lines.append(eval_line(a_report(0)))
     with file.open("a") as torn:
         torn.write('{"policy_version": 2, "pass_')  # killed while it wrote
     for version in (2, 4, 4):
-        evaluator._write(a_report(version))
+        evaluator._lines.append(eval_line(a_report(version)))
     assert [line["policy_version"] for line in read_jsonl(file)] == [0, 2, 4]
     assert evaluator._pass_ratio_of_base(a_report(4)) == 0.0
 
@@ -224,13 +224,13 @@ async def test_a_torn_line_of_evaluations_costs_that_line_alone(config: NodeConf
 async def test_an_evaluation_that_a_full_disk_refuses_leaves_no_torn_line_and_is_written_with_the_next(config: NodeConfig) -> None:
     evaluator = an_evaluator(config, await node(), cast("Any", SimpleNamespace(policy_version=0)))
     file = config.node.run_dir / "eval.jsonl"
-    evaluator._write(a_report(0))
+    evaluator._lines.append(eval_line(a_report(0)))
     before = file.read_bytes()
     with no_file_above(len(before) + 40), capture_logs() as said:
-        evaluator._write(a_report(2))
+        evaluator._lines.append(eval_line(a_report(2)))
     assert file.read_bytes() == before
     assert [(line["event"], line["kind"]) for line in said] == [("write_failed", "evaluation")]
-    evaluator._write(a_report(4))
+    evaluator._lines.append(eval_line(a_report(4)))
     assert [line["policy_version"] for line in read_jsonl(file)] == [0, 2, 4]
 
 
