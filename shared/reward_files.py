@@ -3,8 +3,9 @@ source and what can be told of them without running it. It runs in the sandbox o
 (`shared.tasks.reward_calls`).
 
 A verifier's name is that of an entry (`exact`), of a function in a file (`/home/rewards.py:short`),
-or a JSON list of such names with weights. The source is read once in a process and handed to its
-scorers, so that a file that changes on disk does not affect a running process.
+`judge` for the built-in rubric, which is such a file too, or a JSON list of such names with
+weights. The source is read once in a process and handed to its scorers, so that a file that changes
+on disk does not affect a running process.
 """
 
 from __future__ import annotations
@@ -39,8 +40,18 @@ NOT_HERE = {
 """Words that TRL passes, and why they cannot be had here."""
 FORMS = (
     "write f(completions, **columns), which returns a list (TRL), compute_score(data_source, solution_str, ground_truth, "
-    "extra_info=None) (verl), or f(answer, reference)"
+    "extra_info=None) (verl), f(answer, reference), or f(task, answer, replies) beside requests(task, answer) for a judge"
 )
+REQUESTS = "requests"
+"""The function, beside a reward of the form `judge`, that writes what the judge is asked."""
+MAX_REQUESTS, MAX_REQUEST_CHARS = 8, 262_144
+"""What a judge may be asked about one answer: texts, and characters of each."""
+Requests = list[str] | int
+"""Texts to ask a judge about one answer; or a `Mark`: why there are none."""
+Replies = Sequence[str | None] | int
+"""The judge's replies to `Requests`, None where it gave none."""
+_BUILT_IN = {"judge": (str(Path(__file__).parent / "tasks" / "rubric.py"), "reward")}
+"""Files and functions of this project's own rewards, by name."""
 
 
 class RewardFileError(ValueError):
@@ -48,7 +59,7 @@ class RewardFileError(ValueError):
 
 
 class Part(NamedTuple):
-    """A reward of a sum. `use`: the name of a verifier, or `FILE.py:FUNCTION`."""
+    """A reward of a sum. `use`: the name of a verifier, `FILE.py:FUNCTION`, or `judge`."""
 
     use: str
     weight: float = 1.0
@@ -56,18 +67,20 @@ class Part(NamedTuple):
     @property
     def file(self) -> str:
         """The file that it is in; empty for a verifier."""
+        if self.use in _BUILT_IN:
+            return _BUILT_IN[self.use][0]
         found = _FILE_REWARD.fullmatch(self.use)
         return found[1] if found else ""
 
     @property
     def function(self) -> str:
         """The function's name; of a verifier, its own."""
-        return self.use.rpartition(":")[2]
+        return _BUILT_IN[self.use][1] if self.use in _BUILT_IN else self.use.rpartition(":")[2]
 
     @property
     def title(self) -> str:
         """The name by which people know it: the file without its folder."""
-        return f"{Path(self.file).name}:{self.function}" if self.file else self.use
+        return f"{Path(self.file).name}:{self.function}" if self.file and self.use not in _BUILT_IN else self.use
 
 
 class Module(NamedTuple):
@@ -95,9 +108,11 @@ class Signature:
 
     @property
     def form(self) -> str:
-        """`group` as TRL calls it, `verl`, or `plain`; empty for none of them."""
+        """`group` as TRL calls it, `verl`, `plain`, or `judge`; empty for none of them."""
         if "completions" in self.names:
             return "group"
+        if {"task", "answer", "replies"} <= {*self.names}:
+            return "judge" if self.required <= {"task", "answer", "replies"} else ""
         if {"solution_str", "ground_truth"} <= {*self.names}:
             return "verl" if self.required <= {"data_source", "solution_str", "ground_truth", "extra_info"} else ""
         return "plain" if {"answer", "reference"} <= {*self.names} and self.required <= {"answer", "reference"} else ""
@@ -109,7 +124,7 @@ class Signature:
         """
         if self.form == "verl":
             return frozenset({"data_source", "extra_info"})
-        return frozenset() if self.form == "plain" else frozenset(self.names) - GROUP_WORDS - NOT_HERE.keys()
+        return frozenset() if self.form in ("plain", "judge") else frozenset(self.names) - GROUP_WORDS - NOT_HERE.keys()
 
     def problem(self, columns: Collection[str] | None = None) -> str:
         """Why it cannot be called; empty if it can. `columns`: those that there are, if known."""
@@ -137,7 +152,7 @@ def columns_used(verifier: str) -> frozenset[str] | None:
             signature = read_signature(part) if part.file else Signature((), frozenset())
         except RewardFileError:
             continue  # which `reward_problems` tells
-        if signature is None or (signature.takes_all and signature.form != "plain"):
+        if signature is None or signature.form == "judge" or (signature.takes_all and signature.form != "plain"):
             return None
         used |= signature.columns if signature.form else frozenset()
     return used
@@ -149,6 +164,18 @@ def is_given_groups(verifier: str) -> bool:
     """
     signatures = (read_signature(part) for part in parts_of(verifier) if part.file)
     return any(signature is not None and signature.form == "group" for signature in signatures)
+
+
+def is_judged(verifier: str) -> bool:
+    """Check whether a judge is asked about answers. False for what cannot be read."""
+    for part in parts_of(verifier):
+        try:
+            signature = read_signature(part) if part.file else None
+        except RewardFileError:
+            continue  # which `reward_problems` tells
+        if signature is not None and signature.form == "judge":
+            return True
+    return False
 
 
 def parts_of(verifier: str) -> list[Part]:
@@ -182,7 +209,7 @@ def verifier_words(verifier: str) -> str:
 def found_from(use: str, folder: Path) -> str:
     """The name with its file's whole path; `folder`: where a relative one begins."""
     part = Part(use)
-    return f"{(folder / part.file).absolute()}:{part.function}" if part.file else use
+    return f"{(folder / part.file).absolute()}:{part.function}" if part.file and use not in _BUILT_IN else use
 
 
 _held: dict[str, list[Module]] = {}
@@ -387,3 +414,15 @@ def reward_problems(verifier: str, columns: Collection[str] | None = None) -> It
             continue
         if signature is not None and (problem := signature.problem(columns)):
             yield f"{part.file}: {part.function}: {problem}"
+        elif signature is not None and signature.form == "judge":
+            yield from _requests_problems(part)
+
+
+def _requests_problems(part: Part) -> Iterator[str]:
+    try:
+        asks = read_signature(Part(f"{part.file}:{REQUESTS}"))
+    except RewardFileError as error:
+        yield f"{error}: beside {part.function}(task, answer, replies) write {REQUESTS}(task, answer), which returns texts"
+        return
+    if asks is not None and (not {"task", "answer"} <= {*asks.names} or asks.required - {"task", "answer"}):
+        yield f"{part.file}: {REQUESTS}: its parameters are ({', '.join(asks.names)}): write {REQUESTS}(task, answer)"

@@ -26,6 +26,7 @@ class Mark(IntEnum):
     TIMEOUT = 6
     KILLED = 7
     NOT_APPLICABLE = 8
+    NO_VERDICT = 9
 
     @property
     def cause(self) -> str:
@@ -36,7 +37,7 @@ class Mark(IntEnum):
 CAUSES = tuple(mark.cause for mark in Mark if mark.cause)
 """Why a reward may be unknown: the scorer raised, returned no finite number, was not asked because
 the answer is too long, did not return in time, or its process died; or it says that it does not
-apply.
+apply; or its judge gave no verdict.
 """
 
 

@@ -38,7 +38,7 @@ from swarm_cli.risky_settings import (
     left_out_rows,
     risky_settings,
     risky_with_model,
-    sent_key,
+    sent_keys,
     sharing_warnings,
     toys_settings,
     unlike_its_source,
@@ -147,8 +147,7 @@ def _sound_values(config: Path | None) -> tuple[NodeConfig, str, frozenset[Locat
 
 
 def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:
-    sent = sent_key(config)
-    for sentence in [*unlike_its_source(config), *([sent] if sent else [])]:
+    for sentence in [*unlike_its_source(config), *sent_keys(config)]:
         say(f"note: {sentence}")
     if toy:
         say(f"note: {TOY_POLICY} does not exist yet: `swarm up` builds it when it first starts; `swarm model init` builds it now")
@@ -186,6 +185,8 @@ def _problems(config: NodeConfig) -> Iterator[str]:
     yield from _checked("verifier.signing_key_file", verifier.signing_key_file, _signing_key)
     if config.generator.engine == "openai":
         yield from _checked("generator.openai_key_file", config.generator.openai_key_file, _server_key)
+    for spec in (*config.tasks, *config.eval.sets):
+        yield from _checked("judge.key_file", spec.judge.key_file, _server_key)
     if verifier.trust == "roster":
         yield from _checked("verifier.roster_file", str(verifier.roster_file), _roster)
 
@@ -243,7 +244,7 @@ def _authority(path: Path) -> str | None:
 def _server_key(path: Path) -> str | None:
     if problem := _open_to_others(path):
         return problem
-    from services.generator.engines.openai_server import MAX_BYTES, key_problem
+    from shared.openai_server import MAX_BYTES, key_problem
 
     try:
         return key_problem(str(path), read_named(path, MAX_BYTES).decode().strip())
@@ -303,16 +304,17 @@ async def _closed(transport: Transport) -> None:
 
 async def _openai_problems(config: NodeConfig) -> list[str]:
     """Return what keeps the server from listing its models to a client with the configured key."""
-    from services.generator.engines.base import EngineError
-    from services.generator.engines.openai_server import OpenAiRequests, server_key
+    from shared.openai_server import OpenAiRequests, ServerError, server_key
     from shared.runtime.exits import FatalError
 
+    generator, setting = config.generator, "generator.openai_url"
     try:
-        server = OpenAiRequests(config.generator.openai_url, server_key(config.generator), CONNECT_S, max_connections=1)
+        key = server_key(generator.openai_key_file, generator.openai_key_variable, "generator.openai_key")
+        server = OpenAiRequests(generator.openai_url, key, CONNECT_S, max_connections=1, setting=setting, relief="see why it is")
         try:
             await server.ask("GET", "/models")
         finally:
             await server.close()
-    except (EngineError, FatalError) as error:
-        return [f"generator.openai_url: {error}"]
+    except (ServerError, FatalError) as error:
+        return [f"{setting}: {error}"]
     return []

@@ -7,12 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from services.trainer.objectives.config import configured_objective, departures
 from shared.config import NodeConfig
-from shared.config.generator_section import GeneratorSection
 from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY
 from shared.text import visible
 from swarm_cli.chosen_config import LOOPBACK
@@ -183,31 +182,45 @@ def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
         )
 
 
-def sent_key(config: NodeConfig) -> str | None:
-    """Where a configuration, perhaps somebody else's, has one of this machine's secrets sent."""
+def sent_keys(config: NodeConfig) -> list[str]:
+    """Say where a configuration, perhaps somebody else's, has this machine's secrets sent."""
+    return [
+        f"what {each.key_setting} = {visible(each.key, 200)} holds is sent to {visible(each.url, 200)} as the key of that server"
+        for each in _servers(config)
+        if each.key
+    ]
+
+
+class _Server(NamedTuple):
+    """A server that is asked: the setting with its address, and that with its key, if any."""
+
+    setting: str
+    url: str
+    key_setting: str
+    key: str
+
+
+def _servers(config: NodeConfig) -> Iterator[_Server]:
     generator = config.generator
-    if generator.engine != "openai" or not (key := _key(generator)):
-        return None
-    where = visible(generator.openai_url, 200)
-    return f"what generator.{key} = {visible(getattr(generator, key), 200)} holds is sent to {where} as the key of that server"
-
-
-def _key(generator: GeneratorSection) -> str:
-    return next((name for name in ("openai_key_file", "openai_key_variable") if getattr(generator, name)), "")
+    if generator.engine == "openai":
+        name = "openai_key_file" if generator.openai_key_file else "openai_key_variable"
+        yield _Server("generator.openai_url", generator.openai_url, f"generator.{name}", getattr(generator, name))
+    for judge in dict.fromkeys(spec.judge for spec in (*config.tasks, *config.eval.sets) if spec.judge.url):
+        name = "key_file" if judge.key_file else "key_variable"
+        yield _Server("judge.url", judge.url, f"judge.{name}", getattr(judge, name))
 
 
 def _shown_key(config: NodeConfig) -> Iterator[str]:
-    generator = config.generator
-    try:
-        asked = urlsplit(generator.openai_url)
-    except ValueError:  # no address, which sends nothing
-        return
-    key = _key(generator)
-    if generator.engine == "openai" and key and asked.scheme == "http" and asked.hostname not in LOOPBACK:
-        yield (
-            f"generator.openai_url = {visible(generator.openai_url, 200)}: the key of {key} is sent there unencrypted, where "
-            "everybody on the way can read it; use https:// with a server on another machine"
-        )
+    for each in _servers(config):
+        try:
+            asked = urlsplit(each.url)
+        except ValueError:  # no address, which sends nothing
+            continue
+        if each.key and asked.scheme == "http" and asked.hostname not in LOOPBACK:
+            yield (
+                f"{each.setting} = {visible(each.url, 200)}: the key of {each.key_setting.rpartition('.')[2]} is sent there "
+                "unencrypted, where everybody on the way can read it; use https:// with a server on another machine"
+            )
 
 
 GROUPS_PER_S = 1.0

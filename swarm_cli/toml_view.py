@@ -119,7 +119,9 @@ def _choices(annotation: Any) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A value in TOML's notation, dictionaries inline."""
+    """A value in TOML's notation, dictionaries and sections inline."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_defaults=True)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Path | str):

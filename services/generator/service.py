@@ -20,7 +20,6 @@ from pathlib import Path
 from services.generator.engine_calls import ServerWait, calls_of, sampled
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams, WrongSetting
-from services.generator.engines.openai_server import server_key
 from services.generator.evaluation import AskedSet, Evaluator, SetEvaluator
 from services.generator.figures import Figures
 from services.generator.groups import GroupPublisher, call_seed, rollout_group
@@ -39,6 +38,7 @@ from shared.contracts.wire import MessageError, ModelIdentity
 from shared.device_turns import device_turns
 from shared.model.prompts import tokenizer_hash
 from shared.model.reading import load_tokenizer, model_max_length
+from shared.openai_server import server_key
 from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, BoundedLines, read_bounded
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.metrics import DefaultRegistryMetrics
@@ -338,7 +338,7 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
             kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
             tensor_parallel_size=generator.tensor_parallel,
             base_url=generator.openai_url or None,
-            api_key=server_key(generator),
+            api_key=server_key(generator.openai_key_file, generator.openai_key_variable, "generator.openai_key"),
             options=generator.engine_options,
             served_model=generator.openai_model or config.model.name or None,
             turns=device_turns(config, "generator"),

@@ -36,8 +36,8 @@ class ScoringFigures:
         self._jobs = Counter(
             "swarm_verify_jobs_total",
             "Completions given to a scorer, by origin and result: scored; raised, not_a_number, too_long, timeout (the scorer "
-            "hung), killed (it died), not_applicable (it returned None), all of which leave the reward unknown; error (the whole "
-            "group could not be scored).",
+            "hung), killed (it died), not_applicable (it returned None), no_verdict (its judge gave none), all of which leave the "
+            "reward unknown; error (the whole group could not be scored).",
             ["origin", "result"],
             registry=registry,
         )
@@ -73,6 +73,17 @@ class ScoringFigures:
         self._timeouts = Counter(
             "swarm_scorer_timeouts_total", "Answers that made a scorer hang or die; their reward is unknown.", registry=registry
         )
+        self._judge_calls = Counter(
+            "swarm_judge_requests_total", "Requests to judges about local answers: ok, error.", ["result"], registry=registry
+        )
+        self._judge_tokens = Counter(
+            "swarm_judge_tokens_total",
+            "Tokens of these requests and of their replies, as the judge counts them.",
+            registry=registry,
+        )
+        self._judged = (0, 0, 0)
+        for result in ("ok", "error"):
+            self._judge_calls.labels(result)
         all_replicas = "The same in every replica."
         self._queue = LateGauge(
             "swarm_verify_queue_groups", f"Local groups waiting for a verifier or being scored. {all_replicas}", registry=registry
@@ -142,12 +153,23 @@ class ScoringFigures:
         self._dead.set(dead_letters)
 
     async def watch_workers(self, pool: ScorerPool) -> None:
-        """Keep the count of replaced scorer processes up to date. Never returns."""
+        """Keep the counts of replaced scorer processes and of judges' work up to date. Never
+        returns.
+        """
         while True:
+            self._count_judged(pool)
             self._restarts.inc(pool.replaced - self._restarts_seen)
             self._status.set(StatusFigure.SCORERS_REPLACED, pool.replaced)
             self._restarts_seen = pool.replaced
             await asyncio.sleep(WATCH_PERIOD_S)
+
+    def _count_judged(self, pool: ScorerPool) -> None:
+        found = [(each.answered, each.failed, each.tokens) for each in pool.judges]
+        answered, failed, tokens = map(sum, zip(*found, strict=True)) if found else (0, 0, 0)
+        self._judge_calls.labels("ok").inc(answered - self._judged[0])
+        self._judge_calls.labels("error").inc(failed - self._judged[1])
+        self._judge_tokens.inc(tokens - self._judged[2])
+        self._judged = answered, failed, tokens
 
     def protections(self, missing: Container[str]) -> None:
         for protection in PROTECTIONS:

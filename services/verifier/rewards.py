@@ -39,6 +39,7 @@ REMEDIES = {
     "too_long": "lower generator.max_new_tokens",
     "timeout": "make the verifier faster, or raise verifier.answer_timeout_s; the sandbox has no network",
     "not_applicable": "nothing, if the reward means it: it returned None; a function without `return` does too",
+    "no_verdict": "see that the judge answers, and in the form that the reward reads; the detail says what was wrong last",
     "killed": "see what the verifier loads; verifier.worker_memory_mb limits its memory",
 }
 """What to do about unknown rewards, by cause."""
@@ -234,9 +235,9 @@ class RewardKnowledge:
 
 def detail_of(result: JobResult, cause: str) -> str:
     """The result's detail if it is of this cause, else empty: it tells of the first answer that
-    raised, returned no number or was too long.
+    raised, returned no number, was too long or got no verdict.
     """
-    told = (Mark.RAISED, Mark.NOT_A_NUMBER, Mark.TOO_LONG)
+    told = (Mark.RAISED, Mark.NOT_A_NUMBER, Mark.TOO_LONG, Mark.NO_VERDICT)
     first = next((mark.cause for mark in result.marks if mark in told), "")
     return result.detail if cause == first else ""
 

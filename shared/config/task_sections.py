@@ -30,6 +30,27 @@ class WeightedReward(Section):
     weight: float = Field(1.0, ge=-1_000_000, le=1_000_000, description="What it is multiplied by in the sum.")
 
 
+class JudgeSection(Section):
+    """The OpenAI-compatible server that a source's reward asks about this node's answers."""
+
+    url: str = Field("", description="Its base URL, such as http://localhost:8000/v1; its chat interface is asked.")
+    model: str = Field("", description="The model's name on that server.")
+    key_file: str = Field("", description="File with the API key for that server; empty: use key_variable.")
+    key_variable: str = Field(
+        "", pattern=r"^[A-Za-z_0-9]*$", description="Environment variable with that key, of the verifier and of the generator."
+    )
+    calls_per_minute: int = Field(
+        0, ge=0, le=1_000_000, description="Most requests a minute from one process; the others wait. 0: no limit."
+    )
+    tokens_per_day: int = Field(
+        0,
+        ge=0,
+        description="Most tokens of prompts and replies in 24 hours of one process; then verdicts are unknown. 0: no limit.",
+    )
+    reply_tokens: int = Field(512, ge=1, le=65_536, description="Longest reply, with its thought if the judge thinks.")
+    timeout_s: float = Field(60.0, gt=0, le=3600, description="Deadline for a reply, with further tries; then it is unknown.")
+
+
 class TaskSpec(Section):
     """A task source: one reasoning-gym dataset with one configuration, or the user's own file."""
 
@@ -62,7 +83,7 @@ class TaskSpec(Section):
     verifier: str = Field(
         DEFAULT_VERIFIER,
         description="How answers are scored: reasoning_gym (only its datasets), exact (the default of a file), final_number, "
-        "math, or a `swarm.verifiers` entry point.",
+        "math, judge (a rubric that `judge` is asked with), or a `swarm.verifiers` entry point.",
     )
     reward: str = Field(
         "",
@@ -73,6 +94,7 @@ class TaskSpec(Section):
         max_length=MAX_REWARD_PARTS,
         description='Instead of `reward`, several: `[{use = "rewards.py:accuracy", weight = 1.0}, ...]`.',
     )
+    judge: JudgeSection = Field(default_factory=JudgeSection)
     pass_at: float | None = Field(
         None,
         allow_inf_nan=False,
@@ -95,11 +117,12 @@ class TaskSpec(Section):
     @property
     def scorer_id(self) -> str:
         """SHA-256 (hex) of all that makes a reward besides the answer and its task: the verifier's
-        name, its package's version and source or its file, and `pass_at`. Rewards of two scorers
-        cannot be compared.
+        name, its package's version and source or its file, its judge, and `pass_at`. Rewards of two
+        scorers cannot be compared.
         """
         if has_rewards(self.verifier):
-            return hashlib.sha256(json.dumps([code_id(self.verifier), self.pass_at]).encode()).hexdigest()
+            judge = [self.judge.url, self.judge.model] if self.judge.url else []
+            return hashlib.sha256(json.dumps([code_id(self.verifier), self.pass_at, *judge]).encode()).hexdigest()
         return _scorer_id(self.verifier, self.dataset if self.verifier == DEFAULT_VERIFIER else "", self.pass_at)
 
     @field_validator("config")

@@ -50,7 +50,7 @@ def extract_answer(text: str) -> str | None:
     """
     answer = text
     if "<" in text or "[THINK]" in text or "[/THINK]" in text:
-        answer = _without_thought(text)
+        answer = without_thought(text)
         if len(answer) < len(text) and not answer.strip():
             return None
     tagged = _in_tags(answer) if CLOSING_TAG in answer else None
@@ -83,9 +83,9 @@ def bare(text: str) -> str:
     return text
 
 
-def _without_thought(text: str) -> str:
-    """A closing tag ends all thoughts before it, as many templates open one in the prompt; an
-    opening tag after it begins one that is not closed.
+def without_thought(text: str) -> str:
+    """The text after its thoughts. A closing tag ends all thoughts before it, as many templates
+    open one in the prompt; an opening tag after it begins one that is not closed.
     """
     start = max((at + len(closing) for _, closing in _THOUGHTS if (at := text.rfind(closing)) >= 0), default=0)
     ends = [at for opening, _ in _THOUGHTS if (at := text.find(opening, start)) >= 0]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shared.contracts.messages import TaskRef
 from shared.registry import DEFAULT_VERIFIER
-from shared.reward_files import has_rewards, verifier_words
+from shared.reward_files import has_rewards, is_judged, verifier_words
 from shared.rewards import Mark, differ
 from shared.tasks.answers import CLOSING_TAG, OPENING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, dataset_size, derive_item, from_package
@@ -359,6 +359,8 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
     # Of a reward that says nothing, only the rewards of a run tell what passes.
     own, *tried = (replace(each, passed=rules.settled_pass(ref, each.reward, each.mark)) for each in found)
     trial = Trial(spec, own, tried)
+    if is_judged(spec.verifier):
+        return trial  # each answer is judged by itself, and every further one costs a request
     if has_rewards(spec.verifier) and not trial.unusable:
         local_only, failure = await _in_a_group(pool, ref, [reference, *others[:OTHERS]])
         trial = replace(trial, local_only=local_only, group_failure=failure)

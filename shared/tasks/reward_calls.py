@@ -1,5 +1,6 @@
 """Calls rewards from files (`shared.reward_files`) in the form that they have: a group at once as
-TRL does, an answer at a time as verl does, or `f(answer, reference)`; and adds up several.
+TRL does, an answer at a time as verl does, `f(answer, reference)`, or `f(task, answer, replies)`
+with a judge's replies to what `requests(task, answer)` wrote; and adds up several.
 
 A reward gets whole completions, with thoughts. `None` means that it does not apply: it is left out
 of the sum, and an answer to which no reward applies has none.
@@ -24,8 +25,13 @@ from typing import Any, NamedTuple
 from shared.contracts.wire import MAX_REWARD
 from shared.registry import failure, plugin_errors
 from shared.reward_files import (
+    MAX_REQUEST_CHARS,
+    MAX_REQUESTS,
+    REQUESTS,
     Module,
     Part,
+    Replies,
+    Requests,
     RewardFileError,
     Signature,
     code_hash,
@@ -35,11 +41,22 @@ from shared.reward_files import (
     read_signature,
 )
 from shared.rewards import Mark
+from shared.tasks.answers import without_thought
 from shared.tasks.derive import Item, TaskError
 from shared.text import visible
 
 Word = memoryview | MutableSequence[int]
 """A writable sequence with an integer at index 0."""
+
+
+class JudgedTask(NamedTuple):
+    """A task as the functions of a judged reward get it. `reference`: its reference answer, None if
+    it has none. `columns`: all of a file's row, as `**columns` of a reward.
+    """
+
+    question: str
+    reference: str | None
+    columns: Mapping[str, Any]
 
 
 class Scored(NamedTuple):
@@ -77,16 +94,45 @@ class Rewards:
         """
         return any(function is not None and function.signature.form == "group" for function in self._functions)
 
-    def score(self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, score_texts: ScoreTexts) -> Scored:
-        """The weighted sums over the rewards that apply. A text that is None has cost a worker
-        before.
+    @property
+    def is_judged(self) -> bool:
+        """Check whether a judge is asked."""
+        return any(function is not None and function.signature.form == "judge" for function in self._functions)
+
+    def requests(
+        self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, problems: list[str]
+    ) -> list[list[Requests]]:
+        """What to ask a judge about each answer, for each reward of the form `judge`. `problems`
+        gets what is wrong with the first request that cannot be had.
         """
+        judged = [each for each in self._functions if each is not None and each.signature.form == "judge"]
+        return [[each.requests(item, text, word, step, problems) for step, text in enumerate(texts, first_step)] for each in judged]
+
+    def score(
+        self,
+        item: Item,
+        texts: Sequence[str | None],
+        word: Word,
+        first_step: int,
+        score_texts: ScoreTexts,
+        replies: Sequence[Sequence[Replies]] | None = None,
+    ) -> Scored:
+        """The weighted sums over the rewards that apply. A text that is None has cost a worker
+        before. `replies`: a judge's, in the order of `requests`.
+
+        Raises:
+            TaskError: a judge is asked, and there are no replies; or a reward cannot be used.
+        """
+        if self.is_judged and replies is None:
+            raise TaskError("task_verifier", "a judge is asked about local groups only")
         if self.scores_groups and None in texts:
             return Scored([None] * len(texts), [Mark.TIMEOUT] * len(texts), "")
-        found = []
+        found, given = [], iter(replies or ())
         for place, (part, function) in enumerate(zip(self.parts, self._functions, strict=True)):
             if function is None:
                 found.append(score_texts(part.use, item, texts, word, first_step))
+            elif function.signature.form == "judge":
+                found.append(function.judged(item, texts, word, first_step, next(given)))
             else:
                 # The word must change with each call, or a later one would have less time.
                 found.append(function.score(item, texts, word, first_step, place))
@@ -129,6 +175,9 @@ class RewardFunction:
         self.signature = _signature(self._call, part)
         if problem := self.signature.problem():
             raise TaskError("task_verifier", f"{part.file}: {part.function}: {problem}")
+        self._requests = namespace.get(REQUESTS)
+        if self.signature.form == "judge" and not (callable(self._requests) and read_signature(part)):
+            raise TaskError("task_verifier", f"{part.file}: write requests(task, answer) and {part.function}, with no decorator")
         self._conversational = is_conversational(part)
 
     def score(self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, place: int) -> Scored:
@@ -147,6 +196,49 @@ class RewardFunction:
             rewards.append(reward)
             marks.append(mark)
         return Scored(rewards, marks, first_problem)
+
+    def requests(self, item: Item, text: str | None, word: Word, step: int, problems: list[str]) -> Requests:
+        """What to ask a judge about an answer; nothing if there is none besides thoughts."""
+        word[0] = step
+        if text is None or not without_thought(text).strip():
+            return int(Mark.TIMEOUT) if text is None else []
+        try:
+            asked = _listed(self._requests(task=_judged_task(item), answer=text))  # type: ignore[misc]
+            if asked is None or not all(isinstance(each, str) and len(each) <= MAX_REQUEST_CHARS for each in asked):
+                raise TypeError(f"{REQUESTS} returned no list of texts of at most {MAX_REQUEST_CHARS:,} characters")
+            if len(asked) > MAX_REQUESTS:
+                raise ValueError(f"{REQUESTS} returned {len(asked)} texts, where {MAX_REQUESTS} may be asked about an answer")
+            return [each.encode(errors="replace").decode() for each in asked]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as `plugin_errors` does
+            if not problems:
+                problems.append(f"raised {failure(error)}")
+            return int(Mark.RAISED)
+
+    def judged(self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, replies: Sequence[Replies]) -> Scored:
+        """Read a judge's replies. Without all of them, or if the reward finds no verdict in them,
+        the answer's reward is unknown.
+        """
+        rewards, marks, first_problem = [], [], ""
+        for step, (text, given) in enumerate(zip(texts, replies, strict=True), first_step):
+            word[0] = step
+            reward, mark, problem = self._verdict(item, text, given)
+            first_problem = first_problem or problem
+            rewards.append(reward)
+            marks.append(mark)
+        return Scored(rewards, marks, first_problem)
+
+    def _verdict(self, item: Item, text: str | None, given: Replies) -> tuple[float | None, Mark, str]:
+        if text is None or isinstance(given, int):
+            return None, Mark.TIMEOUT if text is None else Mark(given), ""  # type: ignore[arg-type]
+        if None in given:
+            return None, Mark.NO_VERDICT, ""
+        reward, mark, problem = self._read_call(lambda: read_reward(self._returned(_reply_arguments(item, text, given))))
+        if mark is Mark.NOT_APPLICABLE:
+            said = visible(" ... ".join(map(str, given)), 200)
+            return None, Mark.NO_VERDICT, f"found no verdict in what the judge replied: {said}"
+        return reward, mark, problem
 
     def _one(self, item: Item, text: str) -> tuple[float | None, Mark, str]:
         if self.signature.form == "plain":
@@ -221,6 +313,14 @@ def columns_of(item: Item) -> dict[str, Any]:
 def ground_truth(item: Item) -> Any:
     """The reference answer as the row has it."""
     return item.entry["rows"].ground_truth(item.task.ref.index) if item.dataset is None else item.task.answer
+
+
+def _judged_task(item: Item) -> JudgedTask:
+    return JudgedTask(item.task.text, item.task.answer, columns_of(item))
+
+
+def _reply_arguments(item: Item, text: str, given: Replies) -> dict[str, Any]:
+    return {"task": _judged_task(item), "answer": text, "replies": given}
 
 
 def _signature(function: Callable[..., Any], part: Part) -> Signature:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shared.config.section import SETS, entry_lines, sources_message
 from shared.contracts.messages import TaskRef
 from shared.registry import DEFAULT_VERIFIER
-from shared.reward_files import has_rewards, parts_of, reward_problems, verifier_words
+from shared.reward_files import has_rewards, is_judged, parts_of, reward_problems, verifier_words
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item, forget_derived, from_package
 from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_rows import FileQuestions, find_rows, register_rows
@@ -148,6 +148,13 @@ def _verifier_problems(spec: TaskSpec) -> Iterator[TaskError]:
     rows = find_rows(spec.dataset)
     columns = {"question", "answer", *rows.columns.values(), *rows.names} if rows is not None else None
     yield from (TaskError("task_verifier", problem) for problem in reward_problems(spec.verifier, columns))
+    if is_judged(spec.verifier) and not (spec.judge.url and spec.judge.model):
+        asks = f"{verifier_words(spec.verifier)} asks a judge"
+        yield TaskError("task_verifier", f'{asks}: name it, judge = {{ url = "http://HOST:PORT/v1", model = "NAME" }}')
+    elif spec.judge.url and not is_judged(spec.verifier):
+        yield TaskError(
+            "task_verifier", f'{verifier_words(spec.verifier)} asks no judge: remove `judge`, or set verifier = "judge"'
+        )
     for part in parts_of(spec.verifier):
         try:
             if not part.file:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shared.contracts.messages import Task
 from shared.contracts.wire import MAX_REWARD
 from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS, failure, plugin_errors
-from shared.reward_files import has_rewards
+from shared.reward_files import Replies, Requests, has_rewards, is_judged
 from shared.rewards import Mark
 from shared.tasks.answers import MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item, from_package
@@ -89,7 +89,9 @@ class VerifierChoice:
     def scored_locally(self) -> frozenset[str]:
         """Datasets whose groups are taken from no other node, with the verifier that they have."""
         others = (name for name, spec in self._by_dataset.items() if spec.verifier != DEFAULT_VERIFIER)
-        return SCORED_LOCALLY.difference(others)
+        # A stranger's group would cost this node its judge's time and money.
+        judged = {spec.dataset for spec in self._exact.values() if is_judged(spec.verifier)}
+        return SCORED_LOCALLY.difference(others) | judged
 
     def spec_for(self, ref: TaskRef) -> TaskSpec | None:
         """The source whose verifier scores the task; None if its dataset is not among them."""
@@ -133,6 +135,17 @@ def scorer_of(verifier: str, item: Item) -> AnswerScorer:
     return score
 
 
+def requests_of(
+    item: Item, verifier: str, texts: Sequence[str | None], progress: Word, first_step: int, problems: list[str]
+) -> list[list[Requests]] | None:
+    """What to ask a judge before `score_texts`; None if no judge is asked. Arguments and errors are
+    those of `score_texts`.
+    """
+    if not has_rewards(verifier) or not (rewards := load_rewards(verifier)).is_judged:
+        return None
+    return rewards.requests(item, texts, progress, first_step, problems)
+
+
 def score_texts(
     item: Item,
     verifier: str,
@@ -141,6 +154,7 @@ def score_texts(
     first_step: int = 0,
     problems: list[str] | None = None,
     parts: dict[str, list[float | None]] | None = None,
+    replies: Sequence[Sequence[Replies]] | None = None,
 ) -> tuple[list[float | None], list[Mark]]:
     """The rewards of many texts of one derived task, None where unknown, and what else is known
     about each. A text that is None has cost a worker before: it is not scored. A verifier of one's
@@ -152,13 +166,15 @@ def score_texts(
 
     `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. What the scorer
     raised, or returned that is no number, is appended to `problems` for the first such text.
-    `parts` gets the own values of several rewards, by their names.
+    `parts` gets the own values of several rewards, by their names. `replies`: a judge's, to
+    `requests_of`.
 
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
     """
+    word: Word = [0] if progress is None else progress
     if has_rewards(verifier):
-        scored = load_rewards(verifier).score(item, texts, [0] if progress is None else progress, first_step, _scored)
+        scored = load_rewards(verifier).score(item, texts, word, first_step, _scored, replies)
         if scored.problem and problems == []:
             problems.append(scored.problem)
         if parts is not None:
@@ -166,7 +182,6 @@ def score_texts(
         return scored.rewards, scored.marks
     score = scorer_of(verifier, item)
     unread_is_wrong = is_built_in(verifier, item.task.ref.dataset)
-    word: Word = [0] if progress is None else progress
     rewards: list[float | None] = []
     marks: list[Mark] = []
     unsaid, step = Mark.UNSAID, first_step

@@ -1,5 +1,5 @@
-"""A small server with OpenAI's completions interface, for tests of what servers do that vLLM does
-not: it makes words up, and is no model.
+"""A small server with OpenAI's interface, for tests of what servers do that vLLM does not: it makes
+words up, and is no model.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Behaviour:
     ids: takes token ids. strict: refuses fields that are not OpenAI's own. many: heeds `n`.
     completions: has the endpoint at all. key: what it asks for.
     instead: the status and content that it answers to a request; None: it answers as usual.
+    chat: what it says to a request of the chat interface, as text, or as status and content; None:
+    it has no such endpoint.
     """
 
     ids: bool = False
@@ -32,6 +34,7 @@ class Behaviour:
     key: str | None = None
     models: tuple[str, ...] = ("tiny",)
     instead: Callable[[dict[str, Any]], tuple[int, Any] | None] | None = None
+    chat: Callable[[dict[str, Any]], str | tuple[int, Any]] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -48,6 +51,10 @@ def openai_server(behaviour: Behaviour, port: int = 0) -> Iterator[str]:
             given = self.headers.get("Authorization", "")
             if behaviour.key is not None and given != f"Bearer {behaviour.key}":
                 self._answer(401, {"error": f"Incorrect API key provided: {given.removeprefix('Bearer ')}"})
+            elif behaviour.chat is not None and self.path == "/v1/chat/completions":
+                behaviour.asked.append(body)
+                said = behaviour.chat(body)
+                self._answer(*(said if isinstance(said, tuple) else (200, chat_answer(said, body.get("n", 1)))))
             elif not behaviour.completions or self.path != "/v1/completions":
                 self._answer(404, {"error": "no such endpoint"})
             elif behaviour.strict and (unknown := sorted(body.keys() - OPENAIS_OWN)):
@@ -83,6 +90,13 @@ def openai_server(behaviour: Behaviour, port: int = 0) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+def chat_answer(text: str, n: int = 1, tokens: int = 100) -> dict[str, Any]:
+    """The answer of a chat interface that says the text `n` times."""
+    message = {"role": "assistant", "content": text}
+    choices = [{"index": index, "finish_reason": "stop", "message": message} for index in range(n)]
+    return {"choices": choices, "usage": {"total_tokens": tokens}}
 
 
 def _choice(index: int, drawn: random.Random) -> dict[str, Any]:

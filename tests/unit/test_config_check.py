@@ -24,7 +24,7 @@ from swarm_cli.config_commands import key_file_problems, unreachable
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.base_model import TOY_MARK, is_toy
 from swarm_cli.observe.verdict import FEWEST_TASKS
-from swarm_cli.risky_settings import risky_settings, risky_with_model, sent_key, toys_settings
+from swarm_cli.risky_settings import risky_settings, risky_with_model, sent_keys, toys_settings
 from tests import forked
 
 
@@ -259,9 +259,12 @@ def test_key_files_are_looked_at_and_their_content_is_not_shown(tmp_path: Path) 
 
 def test_a_check_says_which_secret_is_sent_where() -> None:
     server = {"openai_url": "https://example.org/v1", "openai_key_variable": "GITHUB_TOKEN"}
-    said = sent_key(configured(generator={"engine": "openai", **server}))
-    assert said and "generator.openai_key_variable = GITHUB_TOKEN" in said and "https://example.org/v1" in said
-    assert sent_key(configured(generator={"engine": "openai", "openai_url": "https://example.org/v1"})) is None
+    (said,) = sent_keys(configured(generator={"engine": "openai", **server}))
+    assert "generator.openai_key_variable = GITHUB_TOKEN" in said and "https://example.org/v1" in said
+    assert not sent_keys(configured(generator={"engine": "openai", "openai_url": "https://example.org/v1"}))
+    judge = {"url": "https://judge.example.org/v1", "model": "m", "key_variable": "AWS_SECRET"}
+    (said,) = sent_keys(configured(tasks=[{"dataset": "gcd", "verifier": "judge", "judge": judge}] * 2))
+    assert "judge.key_variable = AWS_SECRET" in said and "https://judge.example.org/v1" in said
 
 
 def test_with_connect_servers_that_do_not_answer_and_ports_that_are_taken_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.generator.engines.openai_server import server_key
 from shared.config import NodeConfig, load_config
 from shared.identity.keys import KeyFileError, load, new_seed
 from shared.identity.roster import RosterError, read_roster
+from shared.openai_server import server_key
 from shared.runtime.exits import FatalError
 from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_source import load_rows
@@ -89,7 +89,7 @@ def test_config_check_reads_no_file_without_an_end(endless: tuple[str, str], set
         (lambda file: read_roster(Path(file)), RosterError),
         (lambda file: credential_settings(file, None), AccessDenied),
         (lambda file: credential_settings(None, file), AccessDenied),
-        (lambda file: server_key(openai(file).generator), FatalError),
+        (lambda file: server_key(file, "", "generator.openai_key"), FatalError),
     ],
     ids=["signing key", "roster", "nats key", "authority", "server key"],
 )
@@ -135,8 +135,11 @@ def test_a_key_for_something_else_is_sent_to_no_server(tmp_path: Path, content: 
     file.chmod(0o600)
     (told,) = key_file_problems(openai(str(file)))
     assert words in told
+    judge = {"url": "https://example.org/v1", "model": "m", "key_file": str(file)}
+    (of_judge,) = key_file_problems(configured(tasks=[{"dataset": "gcd", "verifier": "judge", "judge": judge}]))
+    assert words in of_judge and "judge.key_file" in of_judge
     with pytest.raises(FatalError, match=words) as refused:
-        server_key(openai(str(file)).generator)
+        server_key(str(file), "", "judge.key")
     assert not content or content.splitlines()[-1] not in f"{told}{refused.value}", "it is not shown"
 
 
@@ -144,7 +147,7 @@ def test_a_servers_own_key_is_sent(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sk-proj-SUAB_1234\n")
     (tmp_path / "key").chmod(0o600)
     assert key_file_problems(openai(str(tmp_path / "key"))) == []
-    assert server_key(openai(str(tmp_path / "key")).generator) == "sk-proj-SUAB_1234"
+    assert server_key(str(tmp_path / "key"), "", "judge.key") == "sk-proj-SUAB_1234"
 
 
 @pytest.mark.parametrize("key", ["openai_key_file", "openai_key_variable"])

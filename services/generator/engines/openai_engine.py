@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +30,7 @@ from msgspec import Meta
 
 from services.generator.engines.base import (
     Engine,
+    EngineAway,
     EngineError,
     EngineSettings,
     Sample,
@@ -37,9 +39,9 @@ from services.generator.engines.base import (
     WrongSetting,
 )
 from services.generator.engines.model_folder import ModelFolder, derived_seed, read_model_folder
-from services.generator.engines.openai_server import OpenAiRequests, RefusedRequest, UnusableAnswer
 from shared.cancelling import together
 from shared.contracts.codec import MAX_LOGPROB
+from shared.openai_server import OpenAiRequests, RefusedRequest, ServerAway, ServerError, UnusableAnswer
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +97,10 @@ class OpenAiEngine(Engine):
         self._max_model_len = max_model_len
         self._folder: ModelFolder | None = None
         self._abilities = Abilities(tokens=True, many=True)
-        self._server = OpenAiRequests(base_url, api_key, request_timeout_s, max_connections)
+        relief = "ask it for less at a time (generator.calls, generator.groups_per_call)"
+        self._server = OpenAiRequests(
+            base_url, api_key, request_timeout_s, max_connections, setting="generator.openai_url", relief=relief
+        )
 
     async def start(self) -> None:
         """Read the tokenizer, check that the server serves the model, and find out what it
@@ -104,8 +109,9 @@ class OpenAiEngine(Engine):
         self._folder = await asyncio.to_thread(
             read_model_folder, self._model_path, max_model_len=self._max_model_len, revision=self._revision
         )
-        self._served_model = await self._model_on_server()
-        self._abilities = await self._probe(self._folder)
+        with _engine_errors():
+            self._served_model = await self._model_on_server()
+            self._abilities = await self._probe(self._folder)
         if self._abilities.tokens:
             log.info("openai_server", model=self._served_model, tokens=True, many=self._abilities.many)
         else:
@@ -129,7 +135,8 @@ class OpenAiEngine(Engine):
             ]
             for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
         ]
-        groups = await together(*(self._group(each, per_request, folder) for each in bodies))
+        with _engine_errors():
+            groups = await together(*(self._group(each, per_request, folder) for each in bodies))
         refusals = [group for group in groups if isinstance(group, EngineError)]
         if refusals:
             log.warning("prompts_without_answer", prompts=len(refusals), of=len(prompts), reason=str(refusals[0]))
@@ -241,9 +248,9 @@ class OpenAiEngine(Engine):
         except RefusedRequest as error:
             if error.status in _NO_ENTRY:
                 raise WrongSetting(str(error)) from None
-            return error
+            return EngineError(str(error))
         except UnusableAnswer as error:
-            return error
+            return EngineError(str(error))
 
     async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self._server.ask("POST", "/completions", body, most_bytes=most_bytes(body))
@@ -256,6 +263,16 @@ class OpenAiEngine(Engine):
                 "log; if it was replaced, restart the generator"
             )
         return [sample(choice, folder, most=most, tokens=self._abilities.tokens, where=self._server.base_url) for choice in choices]
+
+
+@contextmanager
+def _engine_errors() -> Iterator[None]:
+    try:
+        yield
+    except ServerAway as error:
+        raise EngineAway(str(error)) from None
+    except ServerError as error:
+        raise EngineError(str(error)) from None
 
 
 def _as_text(folder: ModelFolder, prompt: Sequence[int]) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 from msgspec import Struct
 
 from shared.contracts.messages import Task, TaskRef
+from shared.reward_files import Replies, Requests
 from shared.rewards import Mark
 from shared.tasks.prompt import Content, content, task_of
-from shared.tasks.sandbox.protocol import BrokenReply, Failed, ForeignResult, Rewarded, checked, printable
+from shared.tasks.sandbox.protocol import Asking, BrokenReply, Failed, ForeignResult, Rewarded, checked, printable
 
 _FIRST_CAUSE = int(Mark.RAISED)
 
@@ -24,7 +25,8 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
     are done first. `sender`: the key of the node that sent the group; None for this node's own
     work. A foreign group is scored in a process of its own within a deadline, and fails with
     `scoring_timeout` after it. `established`: whether that key has earned a whole share.
-    `size_bytes`: memory that the group takes while it waits.
+    `size_bytes`: memory that the group takes while it waits. `replies`: a judge's, in the order of
+    `JobResult.requests`; None while it has not been asked.
     """
 
     ref: TaskRef
@@ -35,6 +37,7 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
     sender: str | None = None
     established: bool = True
     size_bytes: int = 0
+    replies: Sequence[Sequence[Replies]] | None = None
 
 
 class JobResult(Struct, frozen=True):
@@ -45,7 +48,8 @@ class JobResult(Struct, frozen=True):
 
     `timeouts` counts answers at which a worker was lost; `deaths` counts those of them at which it
     died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever the outcome.
-    `parts`: of several rewards, the own values of each for a local group, by its name.
+    `parts`: of several rewards, the own values of each for a local group, by its name. `requests`:
+    what to ask a judge first; there are no rewards yet.
     """
 
     rewards: list[float | None]
@@ -58,6 +62,7 @@ class JobResult(Struct, frozen=True):
     cpu_s: float = 0.0
     marks: list[Mark] = []
     parts: dict[str, list[float | None]] = {}
+    requests: Sequence[Sequence[Requests]] = ()
 
 
 class Request:
@@ -121,7 +126,8 @@ class Entry:
         job, ref, expected = self.job, self.job.ref, self.job.expected
         texts = [None if place in self.hung else text for place, text in enumerate(job.texts)] if self.hung else list(job.texts)
         task = None if expected is None else content(expected)
-        return [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
+        packed = [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
+        return packed if job.replies is None else [*packed, job.replies]
 
     def take(self, result: list[Any]) -> None:
         """Store a worker's result.
@@ -134,6 +140,9 @@ class Entry:
             reason, detail = failed
             self.finish([], None, reason, detail)
             return
+        if result[0] is None:
+            self._ask(checked(result, Asking))
+            return
         rewarded: Rewarded = checked(result, Rewarded)
         self._expect(rewarded.rewards, rewarded.marks)
         if any(len(values) != len(self.job.texts) for values in rewarded.parts.values()):
@@ -145,6 +154,17 @@ class Entry:
             rewarded.marks[:] = [Mark.KILLED if mark is Mark.TIMEOUT else mark for mark in rewarded.marks]
         detail = printable(rewarded.raised) if rewarded.raised else ""
         self.finish(rewarded.rewards, self._task(rewarded.task), detail=detail, marks=rewarded.marks, parts=rewarded.parts)
+
+    def _ask(self, asking: Asking) -> None:
+        _, requests, derived, raised = asking
+        if self.job.replies is not None or any(len(each) != len(self.job.texts) for each in requests):
+            raise BrokenReply("requests that do not fit the answers")
+        for place in self.hung:
+            for each in requests:
+                each[place] = Mark.KILLED if place in self.died else Mark.TIMEOUT
+        seconds = time.monotonic() - self.started_s
+        lost = len(self.hung), seconds, len(self.died), self.charged_s
+        self._settle(JobResult([], self._task(derived), None, printable(raised), *lost, requests=requests))
 
     def take_foreign(self, result: list[Any]) -> None:
         """Store a forker's result (`shared.tasks.sandbox.forker`).

@@ -1,8 +1,9 @@
 """The parent's side of the sandbox: sends jobs to workers and returns their results in order.
 
 Local and foreign groups never share a process: local groups go to workers (`local`), foreign ones
-to a separate lane (`foreign`). A job fails for one of the reasons of `TaskError`, for
-`task_mismatch`, or for `scoring_timeout`.
+to a separate lane (`foreign`). Where a reward asks a judge, the pool asks it between two jobs: one
+that writes the requests, and one that reads the replies. A job fails for one of the reasons of
+`TaskError`, for `task_mismatch`, or for `scoring_timeout`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shared.cancelling import cancel_and_wait
+from msgspec import structs
+
+from shared.cancelling import cancel_and_wait, together
 from shared.contracts.messages import Task
+from shared.rewards import Mark
+from shared.runtime.exits import FatalError
 from shared.tasks.derive import TaskError
 from shared.tasks.sandbox.child import NOT_A_REPLY, Child, Processes, SandboxError, WorkerLost
 from shared.tasks.sandbox.foreign import ForeignLane
@@ -24,10 +29,12 @@ from shared.tasks.sandbox.protocol import DERIVING, MAX_ANSWERS, BrokenReply
 from shared.tasks.verifiers import VerifierChoice
 
 if TYPE_CHECKING:
-    from shared.config.task_sections import TaskSpec
+    from shared.config.task_sections import JudgeSection, TaskSpec
     from shared.config.verifier_section import VerifierSection
+    from shared.tasks.judging import Judge
 
 _KILLED_S = 10.0
+NO_JUDGE = "no judge is named: set judge in its [[tasks]] entry"
 
 
 class ScorerPool:
@@ -55,6 +62,8 @@ class ScorerPool:
         self._workers = workers
         self._foreign_workers = foreign_workers
         self._verifiers = VerifierChoice(tasks)
+        self._judges: dict[JudgeSection, Judge] = {}
+        self._judge_settings = {spec.judge for spec in tasks if spec.judge.url}
         self._processes = Processes(
             answer_timeout_s=answer_timeout_s,
             foreign_group_s=foreign_group_s,
@@ -78,8 +87,15 @@ class ScorerPool:
         """Start the workers and wait until they can take the first batch.
 
         Raises:
-            SandboxError: workers do not start.
+            SandboxError: workers do not start, or the key of a judge cannot be read.
         """
+        if self._judge_settings:
+            from shared.tasks.judging import Judge
+
+            try:
+                self._judges = {settings: Judge(settings) for settings in self._judge_settings}
+            except FatalError as error:
+                raise SandboxError(str(error)) from None
         kinds = [self._processes.worker] * self._workers + [self._processes.forker] * self._foreign_workers
         starting = [asyncio.create_task(start()) for start in kinds]
         try:
@@ -99,6 +115,8 @@ class ScorerPool:
         """Kill the workers. Jobs that still wait fail with SandboxError."""
         await cancel_and_wait(*self._local.runners, *self._foreign.runners, again_s=_KILLED_S)
         await self._processes.kill()
+        for judge in self._judges.values():
+            await judge.close()
         self._fail_waiting(SandboxError("the sandbox was closed"))
 
     @classmethod
@@ -166,7 +184,38 @@ class ScorerPool:
                 self._local.offer(entry)
         self._local.dispatch_soon()
         await request.done
-        return [result for result in request.results if result is not None]
+        results = [result for result in request.results if result is not None]
+        if not any(result.requests for result in results):
+            return results
+        return await together(*(self._judged(job, result) for job, result in zip(jobs, results, strict=True)))
+
+    async def _judged(self, job: ScoringJob, asking: JobResult) -> JobResult:
+        """Ask the judge of the task's source, and score with its replies."""
+        if not asking.requests:
+            return asking
+        began_s = time.monotonic()
+        spec = self._verifiers.spec_for(job.ref)
+        judge = self._judges.get(spec.judge) if spec is not None else None
+        if judge is None:
+            replies = [[each if isinstance(each, int) else [None] * len(each) for each in of_part] for of_part in asking.requests]
+        else:
+            replies = await judge.replies(asking.requests)
+        asked_s = time.monotonic() - began_s
+        (result,) = await self.run([structs.replace(job, replies=replies)])
+        problem = judge.problem if judge is not None else NO_JUDGE
+        return structs.replace(
+            result,
+            task=result.task or asking.task,
+            detail=result.detail or asking.detail or (problem if Mark.NO_VERDICT in result.marks else ""),
+            timeouts=result.timeouts + asking.timeouts,
+            deaths=result.deaths + asking.deaths,
+            seconds=result.seconds + asking.seconds + asked_s,
+        )
+
+    @property
+    def judges(self) -> Collection[Judge]:
+        """The judges that are asked; empty before `start`."""
+        return self._judges.values()
 
     def foreign_senders(self) -> list[str]:
         return self._foreign.senders()

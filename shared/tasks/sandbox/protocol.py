@@ -3,10 +3,11 @@
 A frame is a little-endian uint32 length and that many bytes of MessagePack. The parent sends
 batches: lists of jobs `[dataset, config, seed, index, expected task or None, verifier, texts, want
 task]`, where a text is None if it must not be tried again, and a task is its
-`shared.tasks.prompt.content`. It may send the next batch while the worker is still busy with one.
-The worker answers in the order of the jobs, with frames that contain the results of several:
-`[rewards, marks, task or None, what the scorer raised, values of each of several rewards]` or
-`[reason, detail]` for each. Before each step it writes its position into shared memory
+`shared.tasks.prompt.content`. With a judge's replies a job has these as well. It may send the next
+batch while the worker is still busy with one. The worker answers in the order of the jobs, with
+frames that contain the results of several: `[rewards, marks, task or None, what the scorer raised,
+values of each of several rewards]`, `[None, what to ask a judge, task or None, what the scorer
+raised]` or `[reason, detail]` for each. Before each step it writes its position into shared memory
 (`Progress`), so that the parent knows which answer to blame when it has to kill the worker.
 """
 
@@ -20,8 +21,10 @@ import msgpack
 import msgspec
 from msgspec import Meta, Struct
 
+from shared.contracts.limits import MAX_REWARD_PARTS
 from shared.contracts.messages import MAX_COMPLETIONS
 from shared.contracts.wire import Reward
+from shared.reward_files import MAX_REQUEST_CHARS, MAX_REQUESTS
 from shared.rewards import Mark
 from shared.tasks.prompt import Content
 
@@ -122,6 +125,11 @@ class Rewarded(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 Failed = tuple[str, str]
+
+Text = Annotated[str, Meta(max_length=MAX_REQUEST_CHARS)]
+Asked = Annotated[list[Text], Meta(max_length=MAX_REQUESTS)] | Mark
+Asking = tuple[None, Annotated[list[list[Asked]], Meta(max_length=MAX_REWARD_PARTS)], Content | None, Detail]
+"""What to ask a judge about each answer, for each of its rewards, before there are rewards."""
 
 
 class BrokenReply(ValueError):

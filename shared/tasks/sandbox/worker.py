@@ -36,7 +36,7 @@ from shared.tasks.sandbox.protocol import (
     pack_frame,
     unpack_body,
 )
-from shared.tasks.verifiers import preload, score_texts
+from shared.tasks.verifiers import preload, requests_of, score_texts
 
 FLUSH_S = 0.005
 GC_THRESHOLD = 20_000
@@ -107,8 +107,8 @@ def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance:
 
 
 def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
-    # `Rewarded` or `Failed`. Steps count from `base`: they tell which answer hung.
-    dataset, config, seed, index, expected, verifier, texts, want_task = job
+    # `Rewarded`, `Asking` or `Failed`. Steps count from `base`: they tell which answer hung.
+    dataset, config, seed, index, expected, verifier, texts, want_task, *given = job
     try:
         item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
         task = item.task
@@ -116,8 +116,11 @@ def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
             return ["task_mismatch", f"{dataset}: prompt, key, answer or metadata differ from what {seed}/{index} derives to"]
         problems: list[str] = []
         parts: dict[str, list[float | None]] = {}
-        rewards, marks = score_texts(item, verifier, texts, word, base + 1, problems, parts) if texts else ([], [])
         told = content(task) if want_task else None
+        if texts and not given and (asked := requests_of(item, verifier, texts, word, base + 1, problems)) is not None:
+            return [None, asked, told, "".join(problems)[:MAX_DETAIL_CHARS]]
+        replies = given[0] if given else None
+        rewards, marks = score_texts(item, verifier, texts, word, base + 1, problems, parts, replies) if texts else ([], [])
         return [rewards, marks, told, "".join(problems)[:MAX_DETAIL_CHARS], parts]
     except TaskError as error:
         return [error.reason, str(error)[:500]]

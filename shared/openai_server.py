@@ -1,5 +1,6 @@
 """A server with OpenAI's interface: the requests to it, repeated for a while where that may help,
-and its key, which is neither a setting nor in any log. Nothing here needs torch.
+and its key, which is neither a setting nor in any log. Engines and judges ask through it; nothing
+here needs torch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any
 
 import httpx2
 
-from services.generator.engines.base import EngineAway, EngineError
-from shared.config.generator_section import GeneratorSection
 from shared.plain_files import read_named
 from shared.runtime.exits import FatalError
 from shared.text import error_text
@@ -41,11 +40,19 @@ MOST_BYTES = 2**24
 """Of an answer whose size the request does not determine: a list of all models."""
 
 
-class UnusableAnswer(EngineError):
+class ServerError(RuntimeError):
+    """A request has no answer. The message names the cause and the remedy."""
+
+
+class ServerAway(ServerError):
+    """There was no answer in time; the same request may succeed later."""
+
+
+class UnusableAnswer(ServerError):
     """The answer to one request cannot be used; another may be."""
 
 
-class RefusedRequest(EngineError):
+class RefusedRequest(ServerError):
     """The server refused the request; `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -61,9 +68,14 @@ class OpenAiRequests:
         api_key: Sent as a bearer token if given, and never part of an error message.
         timeout_s: Deadline of one request, retries included.
         max_connections: Most concurrent requests.
+        setting: Name of the setting with the address, for messages.
+        relief: How to ask for less, for messages about a server that is slow.
     """
 
-    def __init__(self, base_url: str, api_key: str | None, timeout_s: float, max_connections: int) -> None:
+    def __init__(
+        self, base_url: str, api_key: str | None, timeout_s: float, max_connections: int, *, setting: str, relief: str
+    ) -> None:
+        self._setting, self._relief = setting, relief
         self.base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._timeout_s = timeout_s
@@ -82,9 +94,9 @@ class OpenAiRequests:
 
         Raises:
             RefusedRequest: the server refused; retrying would not help.
-            EngineAway: there was no answer in time.
+            ServerAway: there was no answer in time.
             UnusableAnswer: the answer is not JSON, or too large.
-            EngineError: the request cannot be sent.
+            ServerError: the request cannot be sent.
         """
         url = self.base_url + path
         began = time.monotonic()
@@ -111,8 +123,8 @@ class OpenAiRequests:
                     )
                 patience_s = _BUSY_S
             except _MISTAKES as error:
-                raise EngineError(
-                    f"{method} {url}: this cannot be asked ({type(error).__name__}): correct generator.openai_url, which begins "
+                raise ServerError(
+                    f"{method} {url}: this cannot be asked ({type(error).__name__}): correct {self._setting}, which begins "
                     "with http:// or https://, or the key"
                 ) from None
             except (httpx2.TransportError, TimeoutError) as error:
@@ -124,10 +136,9 @@ class OpenAiRequests:
             now = time.monotonic()
             failing_since = now if failing_since is None else failing_since
             if now + pause_s >= min(give_up_at, failing_since + patience_s):
-                raise EngineAway(
+                raise ServerAway(
                     f"{method} {url}: no answer after {tries} tries in {now - began:.0f} s ({cause}): "
-                    "start the server, correct its address (generator.openai_url) or, if it is only slow, ask it for less at a "
-                    "time (generator.calls, generator.groups_per_call)"
+                    f"start the server, correct its address ({self._setting}) or, if it is only slow, {self._relief}"
                 )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -158,23 +169,21 @@ _OTHER_KEY = re.compile(r"-----BEGIN |\bS[ACNOUX][A-Z2-7]{56}\b")
 """PEM and NATS credentials, or an nkey seed of any type."""
 
 
-def server_key(generator: GeneratorSection) -> str | None:
-    """The key, from its file or variable; None: no key is configured. Raises `FatalError` if it
-    cannot be read.
+def server_key(file: str, variable: str, setting: str) -> str | None:
+    """The key, from its file or variable; None: no key is configured. `setting`: the begin of the
+    two settings' names, such as `generator.openai_key`. Raises `FatalError` if it cannot be read.
     """
-    if generator.openai_key_file:
-        file = generator.openai_key_file
+    if file:
         try:
             key = read_named(file, MAX_BYTES).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise FatalError(f"generator.openai_key_file {file} cannot be read: {error_text(error)}") from None
+            raise FatalError(f"{setting}_file {file} cannot be read: {error_text(error)}") from None
         if problem := key_problem(file, key):
-            raise FatalError(f"generator.openai_key_file: {problem}")
+            raise FatalError(f"{setting}_file: {problem}")
         return key
-    if generator.openai_key_variable:
-        name = generator.openai_key_variable
-        if not (key := os.environ.get(name, "").strip()):
-            raise FatalError(f"generator.openai_key_variable is {name}, which is not set: export it, or use openai_key_file")
+    if variable:
+        if not (key := os.environ.get(variable, "").strip()):
+            raise FatalError(f"{setting}_variable is {variable}, which is not set: export it, or use {setting.split('.')[-1]}_file")
         return key
     return None
 
@@ -184,10 +193,7 @@ def key_problem(file: str, content: str) -> str | None:
     something else, which a configuration made by somebody else could ask for.
     """
     if _OTHER_KEY.search(content):
-        return (
-            f"{file} holds a NATS key or a PEM, which must not be sent to generator.openai_url: give a file with that server's "
-            "own key"
-        )
+        return f"{file} holds a NATS key or a PEM, which must not be sent to another server: give a file with that server's own key"
     if not content or "\n" in content:
         return f"{file} must hold the server's key on one line and nothing else"
     return None
