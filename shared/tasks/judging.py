@@ -166,9 +166,10 @@ class Judge:
             old, its_reply = self._kept.popitem(last=False)
             self._kept_chars -= len(old) + len(its_reply)
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, problem: str) -> str | None:
         self.failed += 1
         self.problem = problem
+        return None
 
 
 class _Message(msgspec.Struct):

@@ -19,6 +19,7 @@ from msgspec import structs
 
 from shared.cancelling import cancel_and_wait, together
 from shared.contracts.messages import Task
+from shared.reward_files import Replies
 from shared.rewards import Mark
 from shared.runtime.exits import FatalError
 from shared.tasks.derive import TaskError
@@ -196,6 +197,7 @@ class ScorerPool:
         began_s = time.monotonic()
         spec = self._verifiers.spec_for(job.ref)
         judge = self._judges.get(spec.judge) if spec is not None else None
+        replies: list[list[Replies]]
         if judge is None:
             replies = [[each if isinstance(each, int) else [None] * len(each) for each in of_part] for of_part in asking.requests]
         else:
