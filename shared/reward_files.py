@@ -44,7 +44,7 @@ FORMS = (
 )
 REQUESTS = "requests"
 """The function, beside a reward of the form `judge`, that writes what the judge is asked."""
-MAX_REQUESTS, MAX_REQUEST_CHARS = 8, 262_144
+MAX_REQUESTS, MAX_REQUEST_CHARS = 8, 250_000
 """What a judge may be asked about one answer: texts, and characters of each."""
 Requests = list[str] | int
 """Texts to ask a judge about one answer; or a `Mark`: why there are none."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shared.cancelling import cancel_and_wait
 from shared.openai_server import OpenAiRequests, RefusedRequest, ServerError, server_key
 from shared.reward_files import Replies, Requests
 
@@ -95,9 +96,7 @@ class Judge:
 
     async def close(self) -> None:
         """End requests under way."""
-        for each in self._asking.values():
-            each.cancel()
-        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        await cancel_and_wait(*self._asking.values())
         await self._server.close()
 
     async def _reply(self, text: str) -> str | None:

@@ -24,7 +24,8 @@ def test_the_page_of_settings_is_what_the_code_reads() -> None:
 def test_every_section_has_a_heading_and_every_setting_a_row_with_a_meaning() -> None:
     page = render()
     headings = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
-    assert headings == [*SECTIONS[:4], "tasks.judge", *SECTIONS[4:6], "eval.sets", *SECTIONS[6:9], "trainer.constants", "trainer.lora", *SECTIONS[9:]]
+    inside = {"tasks": ["tasks.judge"], "eval": ["eval.sets"], "trainer": ["trainer.constants", "trainer.lora"]}
+    assert headings == [heading for section in SECTIONS for heading in [section, *inside.get(section, [])]]
     assert set(SECTIONS) == set(NodeConfig.model_fields)
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
