@@ -35,6 +35,7 @@ ROWS = {
     "policy-60mb": ("benchmarks.policy", 180),
     "policy-delta": ("benchmarks.policy", 240),
     "waiting": ("benchmarks.waiting", 300),
+    "reading": ("benchmarks.reading", 500),
 }
 TARGET = Path("var/bench.md")
 

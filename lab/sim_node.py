@@ -23,6 +23,7 @@ from services.sampler.memory import SamplerMemory, limits_of
 from services.sampler.pool import knowledge_of
 from services.sampler.share_controller import Evaluation, Shares, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
+from services.verifier.rewards import foreign_rewards
 from shared.contracts.codec import content_id, encode
 from shared.contracts.control import TaskLedger, TrainerPosition
 from shared.contracts.messages import Batch, RolloutGroup, ScoredGroup
@@ -96,6 +97,13 @@ class SimNode:
         group = rollout_group(task, samples, node=self.name, draw=draw, model=self.identity, params=self.params, created_at=now_s)
         return LocalGroup(group, self.desk.score(task.task.ref, [sample.text for sample in samples]))
 
+    def rewards_elsewhere(self, own: LocalGroup) -> list[float]:
+        """What the answers count for at other nodes, where a near miss is a wrong answer."""
+        passed = self.desk.passed(own.group.task.ref, own.rewards)
+        return (
+            own.rewards if passed is None or self.config.verifier.foreign_partial_credit else foreign_rewards(own.rewards, passed)
+        )
+
     def encoded(self, text: str) -> list[int]:
         """Token ids of a finished answer, including the end token."""
         return encode_answer(self.desk.tokenizer, text, ended=True, end_token_id=self.policy.rules.end_token_id)
@@ -134,7 +142,7 @@ class SimNode:
         self._sharing = after_batch(self._sharing, self.config.sampler, self._memory.own, taken_of(plan, now_s), self.evaluation)
         chosen = (*plan.local, *plan.external)
         payloads = {entry.seq: self._payloads[entry.seq] for entry in (*chosen, *plan.replayed)}
-        state = self._memory.take(chosen, plan.aged, self._sharing)
+        state = self._memory.take(chosen, plan.aged, self._sharing, plan.mastered)
         batch = compose(plan, payloads, state, now_s)
         self._memory.advance()
         self._forget()

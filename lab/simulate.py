@@ -125,7 +125,7 @@ class Simulation:
             return []
         if node.role != "honest":
             return self._hostile.messages(node, own, number)
-        groups = [each.group for each in own if is_shared(node.config.verifier.share, each.rewards)]
+        groups = [each.group for each in own if is_shared(node.config.verifier.share, node.rewards_elsewhere(each))]
         return [swarm_message(group, node.key, node.config) for group in groups]
 
     def _arriving(self, sent: Sequence[SwarmMessage], number: int) -> list[SwarmMessage]:

@@ -39,7 +39,13 @@ def trained_part(line: Mapping[str, Any]) -> dict[str, Any]:
     ]
     known = [(groups, reward) for groups, reward in parts if groups and reward is not None]
     total = sum(groups for groups, _ in known)
-    rare = {"absurd": "answers_absurd", "bounded": "groups_bounded", "capability": "capability_of", "skipped": "skipped"}
+    rare = {
+        "absurd": "answers_absurd",
+        "bounded": "groups_bounded",
+        "capability": "capability_of",
+        "mastered": "mastered_of",
+        "skipped": "skipped",
+    }
     return {
         "trained_reward": sum(groups * reward for groups, reward in known) / total if total else None,
         "external_reward": line["reward_external"],

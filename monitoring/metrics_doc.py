@@ -96,7 +96,7 @@ def _verifier(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
 
 
 def _sampler(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
-    SamplerFigures(registry, StatusBoard("alpha", "sampler", "0"), configured_external=6)
+    SamplerFigures(registry, StatusBoard("alpha", "sampler", "0"))
 
 
 def _trainer(registry: CollectorRegistry, planes: PlaneMetrics) -> None:

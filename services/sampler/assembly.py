@@ -94,6 +94,10 @@ def draw_with_newcomers(
 
 _NOTHING_KNOWN = Knowledge()
 
+BATCHES_AHEAD = 2
+"""As many batches' foreign groups are asked for: one is drawn while the other is read and scored."""
+_SOON_OLD = 0.5
+
 
 class WaitFor(IntEnum):
     """Reason why no batch is built. The value is the status figure `waiting_for`."""
@@ -126,6 +130,8 @@ class BatchPlan:
     external: tuple[PoolEntry, ...]
     aged: tuple[PoolEntry, ...]
     """External entries that have become too old and leave the pool with this batch."""
+    mastered: tuple[PoolEntry, ...]
+    """Those of sources that this node's policy has mastered, which leave it as well."""
     seed: int
     pool_local: int
     pool_external: int
@@ -146,6 +152,20 @@ class BatchPlan:
     """Local groups of earlier batches that this batch repeats; not part of `local`."""
     pool_replay: int = 0
     """Number of groups that those were drawn from."""
+
+
+def groups_wanted(external: Iterable[PoolEntry], most: int, settings: SamplerSection, strategy: Strategy, now: float) -> int:
+    """Return how many foreign groups the next two batches lack, in steps of J, so that not every
+    group that arrives changes it.
+
+    external: entries that the strategy keeps; those that will soon be too old do not count. most:
+    J of the next batch.
+    """
+    if not most:
+        return 0
+    per_batch = most if strategy.prefers is None else math.ceil(most * settings.oversample)
+    fresh = sum(entry.age_s(now) <= _SOON_OLD * settings.max_external_age_s for entry in external)
+    return max(0, math.ceil((BATCHES_AHEAD * per_batch - fresh) / most) * most)
 
 
 class Assembly:
@@ -196,7 +216,8 @@ class Assembly:
         own = sorted(local, key=local_order)
         shares = self._with_last_chances(shares or next_shares(None, settings), own, number)
         everything = list(external)
-        fresh = [entry for entry in everything if entry.age_s(now) <= settings.max_external_age_s]
+        young = [entry for entry in everything if entry.age_s(now) <= settings.max_external_age_s]
+        fresh = [entry for entry in young if not knowledge.pass_record(entry.source).mastered]
         nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= settings.max_external_age_s}
         cap = node_cap(shares.external, settings.max_share_per_node, len(nodes))
         usable = available(fresh, shares.external, cap)
@@ -216,13 +237,14 @@ class Assembly:
 
         seed = batch_seed(self._seed, self._node, number)
         chosen, preference = self._draw(fresh, shares.external, cap, random.Random(seed), knowledge)
-        kept = set(map(id, fresh))
+        kept = set(map(id, young))
         again = list(replayable)
         return BatchPlan(
             number=number,
             local=tuple(filled),
             external=tuple(chosen),
             aged=tuple(entry for entry in everything if id(entry) not in kept),
+            mastered=tuple(entry for entry in young if knowledge.pass_record(entry.source).mastered),
             seed=seed,
             pool_local=len(own),
             pool_external=len(fresh),
@@ -262,7 +284,16 @@ class Assembly:
         established = [entry for entry in chosen if entry.node not in new]
         newcomers = sorted({entry.node for entry in chosen} & new)
         most = newcomers_most(established, wanted, cap, self.settings.newcomer_share) if newcomers else None
-        return chosen, Preference(keep=wanted, by=self._strategy.prefers, node_cap=cap, newcomers=newcomers, newcomers_most=most)
+        sources = len({entry.source for entry in fresh})
+        return chosen, Preference(
+            keep=wanted,
+            by=self._strategy.prefers,
+            node_cap=cap,
+            newcomers=newcomers,
+            newcomers_most=most,
+            source_cap=node_cap(wanted, self.settings.max_share_per_source, sources),
+            by_lot=part_of(wanted, self.settings.share_by_lot),
+        )
 
     def _short_for(self, short: bool, now: float) -> float:
         if not short:

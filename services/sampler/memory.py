@@ -40,7 +40,17 @@ positions in a batch stays small.
 
 
 DropReason = Literal[
-    "failed", "stale", "duplicate", "overflow", "without_advantage", "aged", "lost", "too_large", "unreadable", "other_scorer"
+    "failed",
+    "stale",
+    "duplicate",
+    "overflow",
+    "without_advantage",
+    "aged",
+    "mastered",
+    "lost",
+    "too_large",
+    "unreadable",
+    "other_scorer",
 ]
 
 
@@ -183,9 +193,15 @@ class SamplerMemory:
             self.lose(entry.seq, "other_scorer")
         return len(others)
 
-    def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], sharing: SharingState | None = None) -> SamplerState:
-        """Remove a batch's groups and those that have become too old. Returns the state that is
-        stored in this batch.
+    def take(
+        self,
+        chosen: Iterable[PoolEntry],
+        aged: Iterable[PoolEntry],
+        sharing: SharingState | None = None,
+        mastered: Iterable[PoolEntry] = (),
+    ) -> SamplerState:
+        """Remove a batch's groups, those that have become too old and those of mastered sources.
+        Returns the state that is stored in this batch.
 
         `chosen` excludes replayed groups, for which nothing changes. `sharing` decides the next
         batch.
@@ -195,9 +211,11 @@ class SamplerMemory:
             (self.local if entry.origin == "local" else self.external).remove(entry.seq)
             self.consumed_local += entry.origin == "local"
         self.replayable.trained((entry for entry in entries if entry.origin == "local"), self.next_number)
-        for entry in aged:
-            if self.external.remove(entry.seq) is not None:
-                self._drop("external", "aged")
+        dropped: tuple[tuple[DropReason, Iterable[PoolEntry]], ...] = (("aged", aged), ("mastered", mastered))
+        for reason, entries_of in dropped:
+            for entry in entries_of:
+                if self.external.remove(entry.seq) is not None:
+                    self._drop("external", reason)
         return self.state(sharing)
 
     def advance(self) -> None:

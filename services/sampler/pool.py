@@ -197,6 +197,10 @@ cases; one that passes one time in fifty fails every second time, and has almost
 from there.
 """
 
+MASTERED_RATE = 0.9
+MASTERED_COMPLETIONS = 32.0
+"""A source is mastered at this pass rate, known from at least so many completions."""
+
 MAX_SOURCES = 1024
 """More sources than any node draws from. Beyond it, the source that was observed first is
 forgotten.
@@ -212,6 +216,11 @@ class PassRecord:
     passes: float = 0.0
     completions: float = 0.0
     failed_groups: int = 0
+
+    @property
+    def mastered(self) -> bool:
+        """True if the policy passes so often that others' groups of the source teach it nothing."""
+        return self.completions >= MASTERED_COMPLETIONS and self.passes >= MASTERED_RATE * self.completions
 
     @property
     def all_fail(self) -> bool:

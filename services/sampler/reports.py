@@ -13,11 +13,11 @@ from services.sampler.memory import DropReason, SamplerMemory
 from services.sampler.pool import PoolEntry
 from services.sampler.share_controller import Shares
 from shared.contracts.codec import encode
-from shared.contracts.control import SamplerPosition
+from shared.contracts.control import ForeignDemand, SamplerPosition
 from shared.contracts.messages import rollout_id_of
 from shared.contracts.sampler_state import SharingState
 from shared.contracts.status_figures import StatusFigure
-from shared.contracts.subjects import SAMPLER_KEY, node_bucket
+from shared.contracts.subjects import DEMAND_KEY, SAMPLER_KEY, node_bucket
 from shared.contracts.wire import Origin
 from shared.runtime.logs import Log
 from shared.runtime.metrics import ACK_BUCKETS_S, buckets_from
@@ -31,7 +31,7 @@ _AGE_S = buckets_from(1.0, 24 * 3600.0)
 _ORIGINS: tuple[Origin, ...] = ("local", "external")
 _DROPS: dict[Origin, tuple[DropReason, ...]] = {
     "local": ("failed", "stale", "duplicate", "overflow", "lost", "too_large", "unreadable", "other_scorer"),
-    "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost", "too_large", "other_scorer"),
+    "external": ("failed", "without_advantage", "aged", "mastered", "duplicate", "overflow", "lost", "too_large", "other_scorer"),
 }
 """The drop reasons of each origin. Groups that cannot be decoded, or that left the stream unread,
 count as local.
@@ -41,13 +41,13 @@ count as local.
 class Figures:
     """Counts events as they happen; `refresh` exports the memory's state."""
 
-    def __init__(self, registry: CollectorRegistry, status: StatusBoard, configured_external: int) -> None:
+    def __init__(self, registry: CollectorRegistry, status: StatusBoard) -> None:
         self._status = status
-        Gauge(
-            "swarm_sampler_external_configured",
-            "Largest number of foreign groups in a batch (sampler.external); with sampler.adapt the next batch may want fewer.",
+        self._wanted = Gauge(
+            "swarm_sampler_wanted_groups",
+            "Foreign groups that the next two batches lack; this node's verifiers read that many messages and a margin.",
             registry=registry,
-        ).set(configured_external)
+        )
         self._batches = Counter("swarm_sampler_batches_total", "Batches built and stored by this process.", registry=registry)
         self._short = Counter(
             "swarm_sampler_short_batches_total", "Batches built with fewer foreign groups than wanted.", registry=registry
@@ -122,6 +122,9 @@ class Figures:
         self._status.set(StatusFigure.WANTED_LOCAL, shares.local)
         self._status.set(StatusFigure.WANTED_EXTERNAL, shares.external)
 
+    def wanted(self, groups: int) -> None:
+        self._wanted.set(groups)
+
     def waited(self, reason: WaitFor, seconds: float) -> None:
         self._waiting.labels(reason.name.lower()).inc(seconds)
 
@@ -146,6 +149,7 @@ _REMEDIES = {
 }
 
 TOLD_EVERY_S = 60.0
+DEMAND_TOLD_EVERY_S = 0.5
 FIRST_BATCH_S = 600.0
 """As long as `swarm status` takes a node without a first step for one that is starting."""
 
@@ -213,6 +217,28 @@ class WaitingReport:
 def log_move(log: Log, becomes: Shares, state: SharingState) -> None:
     """Log the new I and J; `state` says why they moved."""
     log.info("shares_moved", local=becomes.local, external=becomes.external, why=state.why)
+
+
+class DemandReport:
+    """What the node's verifiers are asked to read, in the node's bucket. While something is wanted
+    it is written again as the scored stream grows, because what was stored may be of no use.
+    """
+
+    def __init__(self, transport: Transport, node: str) -> None:
+        self._transport, self._node = transport, node
+        self._told: ForeignDemand | None = None
+        self._told_at = 0.0
+
+    async def tell(self, groups: int, scored_seq: int, now: float) -> None:
+        """Write that `groups` are wanted, having read the scored stream up to `scored_seq`; `now`
+        as in `WaitingReport`.
+        """
+        told = self._told
+        grown = told is not None and groups and scored_seq != told.scored_seq and now - self._told_at >= DEMAND_TOLD_EVERY_S
+        if told is None or groups != told.groups or grown:
+            demand = ForeignDemand(groups=groups, scored_seq=scored_seq)
+            await self._transport.kv.put(node_bucket(self._node), DEMAND_KEY, encode(demand))
+            self._told, self._told_at = demand, now
 
 
 class ConsumedReport:

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.sampler.assembly import Assembly, BatchPlan, LogRoom, Wait, WaitFor, compose, taken_of
+from services.sampler.assembly import Assembly, BatchPlan, LogRoom, Wait, WaitFor, compose, groups_wanted, taken_of
 from services.sampler.logs import BatchLog, NodeNews, ScoredLog
 from services.sampler.memory import SamplerMemory, limits_of, state_for_new_stream
 from services.sampler.pool import knowledge_of
-from services.sampler.reports import ConsumedReport, Figures, WaitingReport, log_gone, log_move, log_unreadable
+from services.sampler.reports import ConsumedReport, DemandReport, Figures, WaitingReport, log_gone, log_move, log_unreadable
 from services.sampler.share_controller import after_batch, moves, next_shares, reconciled, scored_by
 from services.sampler.strategies import strategy_named
 from shared.cancelling import run_until_stopped
@@ -73,12 +73,13 @@ class SamplerService:
 
     async def run(self, context: ServiceContext) -> None:
         self._context = context
-        self._figures = Figures(context.registry, context.status, self._settings.external)
+        self._figures = Figures(context.registry, context.status)
         self._scored = ScoredLog(context.node, self._node)
         self._batches = BatchLog(context.node, self._node, NODE_LIMITS.batch_bytes(self._settings.prefetch))
         self._room = LogRoom(self._batches.stream, context.log)
         self._news = NodeNews(self._node, context.node, context.log)
         self._consumed = ConsumedReport(context.node, self._node)
+        self._demand = DemandReport(context.node, self._node)
         self._waiting = WaitingReport(context.log)
         following = [self._news.follow_trainer(), *([self._news.follow_evaluations()] if self._moves else [])]
         await run_until_stopped(context.stopping, *following, self._go_on())
@@ -210,7 +211,7 @@ class SamplerService:
         plan = smaller
         now = self._clock()
         sharing = after_batch(loaded.sharing, self._settings, loaded.memory.own, taken_of(plan, now), self._news.evaluation)
-        state = loaded.memory.take((*plan.local, *plan.external), plan.aged, sharing)
+        state = loaded.memory.take((*plan.local, *plan.external), plan.aged, sharing, plan.mastered)
         batch = compose(plan, present, state, now)
         try:
             seq = await self._batches.append(batch, loaded.after_seq)
@@ -245,8 +246,14 @@ class SamplerService:
         return True
 
     async def _report(self, loaded: _Loaded) -> None:
-        local = next_shares(loaded.sharing, self._settings).local if self._moves else None
-        await self._consumed.tell(loaded.memory, local)
+        memory, shares = loaded.memory, next_shares(loaded.sharing, self._settings)
+        await self._consumed.tell(memory, shares.local if self._moves else None)
+        most = 0 if self._news.position is not None and self._news.position.finished else shares.external
+        knowledge = knowledge_of(memory.own)
+        useful = (entry for entry in memory.external if not knowledge.pass_record(entry.source).mastered)
+        wanted = groups_wanted(useful, most, self._settings, self._strategy, self._clock())
+        self._figures.wanted(wanted)
+        await self._demand.tell(wanted, memory.cursor, time.monotonic())
 
     async def _pause(self, waiting: Wait) -> None:
         self._context.status.state(f"waiting for {waiting.reason.name.lower()}")

@@ -144,6 +144,10 @@ class TrainerGauges:
             "swarm_trainer_absurd_answers_total",
             "Foreign answers left out because they are far too unlikely under this node's policy (trainer.foreign).",
         )
+        self.mastered = counter(
+            "swarm_trainer_mastered_groups_total",
+            "Foreign candidates left out because this node's policy gives their rewarded answers already.",
+        )
         self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups tokenized again from their text")
         self.tokens = counter(
             "swarm_trainer_tokens_total",
@@ -197,6 +201,7 @@ class TrainerGauges:
         self.reencoded.set(record.reencoded_share)
         self.zero_advantage.inc(record.groups_zero_advantage)
         self.absurd.inc(record.answers_absurd)
+        self.mastered.inc(sum(record.mastered_of.values()))
         self.tokens.inc(record.tokens)
         self.groups.labels("local").inc(record.groups_local)
         self.groups.labels("external").inc(record.groups_external)

@@ -178,6 +178,12 @@ class FairQueue(Generic[T]):
             dropped.append((name, lost))
         return dropped
 
+    def in_turn(self, most: int) -> int:
+        """Return how many messages wait, counting at most `most` of a sender, whose flood waits
+        longer than a need for others' groups.
+        """
+        return sum(min(len(line.waiting), most) for line in self._senders.values())
+
     def exceeds(self, sender: str) -> bool:
         """Return whether the sender sends more than one sender may (`rate_per_s` x `max_share`)."""
         line = self._senders.get(sender)

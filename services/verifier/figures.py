@@ -206,9 +206,12 @@ class BorderFigures:
         )
         self._reads = Counter(
             "swarm_sample_requests_total",
-            "Reads of the swarm's stream, by result: ok, gap (messages were skipped unread), timeout (no answer), error.",
+            "Reads of the swarm's stream, by result: ok, timeout (no answer), error.",
             ["result"],
             registry=registry,
+        )
+        self._messages = Counter(
+            "swarm_ingest_read_total", "Messages read from the swarm's stream, with their bodies.", registry=registry
         )
         self._accepted = Counter(
             "swarm_ingest_accepted_total", "Foreign groups that passed all checks and were scored.", registry=registry
@@ -221,11 +224,6 @@ class BorderFigures:
             f"Foreign messages refused at the border, by claimed sender. {OTHER_SENDER}: no sender was claimed, or "
             f"{MAX_SENDER_LABELS} values were in use already.",
             ["sender"],
-            registry=registry,
-        )
-        self._backlog = Gauge(
-            "swarm_ingest_backlog_messages",
-            "Foreign messages in the swarm's stream that this node has not examined yet.",
             registry=registry,
         )
         self._waiting = Gauge(
@@ -244,7 +242,7 @@ class BorderFigures:
         self._mostly = ""
         self._senders = {OTHER_SENDER}
         self._by_sender.labels(OTHER_SENDER)
-        for result in ("ok", "gap", "timeout", "error"):
+        for result in ("ok", "timeout", "error"):
             self._reads.labels(result)
         for reason in Refusal:
             self._refused.labels(reason.value)
@@ -270,8 +268,11 @@ class BorderFigures:
         self._say_most_refused()
 
     def read(self, result: str) -> None:
-        """Record a read of the swarm's stream: ok, gap, timeout or error."""
+        """Record a read of the swarm's stream: ok, timeout or error."""
         self._reads.labels(result).inc()
+
+    def messages(self, count: int) -> None:
+        self._messages.inc(count)
 
     def refused(self, refused: Refused) -> None:
         self._refused.labels(refused.reason.value).inc()
@@ -313,10 +314,6 @@ class BorderFigures:
 
     def connected(self, connected: bool) -> None:
         self._status.set(StatusFigure.SWARM_CONNECTED, connected)
-
-    def backlog(self, messages: int) -> None:
-        self._backlog.set(messages)
-        self._status.set(StatusFigure.INTAKE_BACKLOG, messages)
 
     def waiting(self, messages: int) -> None:
         self._waiting.set(messages)

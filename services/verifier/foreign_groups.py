@@ -1,21 +1,22 @@
 """Foreign groups: read from the swarm, queued by sender, checked at the border within the budget,
 scored, and stored in `scored`.
 
-Replicas share the work (`services.verifier.swarm_reader`). Reading is `intake_look_factor` times
-faster than the budget, so that honest messages are found behind one sender's flood
-(`services.verifier.fair_queue`); a larger flood is sampled.
+Read is what the sampler wants and no more (`services.verifier.swarm_reader`, which replicas
+share). While one sender's flood waits for its turns (`services.verifier.fair_queue`), reading goes on, up to
+`intake_look_factor` times as fast as groups are examined, so that honest messages are found behind
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from functools import partial
 from typing import Any
 
 from services.verifier.border import Border, Candidate, Examiner, LocalModel, without_token_ids
-from services.verifier.fair_queue import MAX_WAITING, SMALL_BYTES, ClaimedChunks, FairQueue, InFlightLimit
+from services.verifier.fair_queue import IN_WORK_PER_SENDER, MAX_WAITING, SMALL_BYTES, ClaimedChunks, FairQueue, InFlightLimit
 from services.verifier.figures import Figures
 from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages, RefusedRecord
@@ -40,7 +41,7 @@ REFUNDED_BYTES = 2**20
 may not have sent it.
 """
 
-FLOODED = "more waits than the budget covers (verifier.intake_groups_per_s)"
+FLOODED = "more waits than the budget covers (20 groups a second, half of it for one sender)"
 
 _NOT_THE_SENDERS_DOING = {
     Refusal.TOO_LARGE,
@@ -84,6 +85,7 @@ class Intake:
         self._began_at = time.time()
         verifier, now_s = config.verifier, time.monotonic()
         self._reader = SwarmReader(config, node, figures)
+        link.note_sent = self._reader.sent
         self._waiting: FairQueue[StoredMessage] = FairQueue(
             verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
         )
@@ -165,7 +167,9 @@ class Intake:
             # This node was slow for a moment. That is no flood: what waits in the stream stays.
             await asyncio.sleep(BUSY_S)
             return True
-        messages, more = await self._reader.read(swarm)
+        demand = await self._reader.wanted()
+        pending = self._waiting.in_turn(IN_WORK_PER_SENDER) + len(self._in_work) + self._store.since(demand.scored_seq)
+        messages, more = await self._reader.read(swarm, demand.groups, pending)
         if messages:
             await self._catch_up()
         for message in messages:
@@ -338,6 +342,7 @@ class ForeignStore:
         self._next = 0
         self._looked_at_s = -LOOKED_AT_AFTER_S
         self._stored: set[int] = set()
+        self._external: deque[int] = deque(maxlen=MAX_WAITING)
         self._own_ids: OrderedDict[str, None] = OrderedDict()
         self._learning = asyncio.Lock()
 
@@ -349,6 +354,10 @@ class ForeignStore:
             self._next += 1
         elif seq > self._next > 0:
             self._stored.add(seq)
+
+    def since(self, seq: int) -> int:
+        """How many foreign groups this process has stored after `seq`."""
+        return sum(stored > seq for stored in self._external)
 
     async def catch_up(self) -> None:
         """Learn what others have stored since the last time. Raises TransportError."""
@@ -419,6 +428,7 @@ class ForeignStore:
                 await asyncio.sleep(STORE_RETRY_S * attempt)
             else:
                 self.stored(ack.seq)
+                self._external.append(ack.seq)
                 self._figures.border.accepted(group.task.ref.dataset, result)
                 mean = round(sum(rewards) / len(rewards), 4)
                 known: dict[str, Any] = {"sender": candidate.sender, "mean_reward": mean, "outcome": "accepted"}

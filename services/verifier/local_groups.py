@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from services.verifier.border import LocalModel
 from services.verifier.figures import Figures
-from services.verifier.rewards import RewardKnowledge
+from services.verifier.rewards import RewardKnowledge, foreign_rewards
 from services.verifier.sharing import Outbox
 from shared.cancelling import cancel_and_wait
 from shared.config.verifier_config import VerifierConfig
@@ -69,6 +69,7 @@ class LocalScorer:
         self._figures = figures
         self._log = log
         self._rewards = rewards
+        self._partial_credit = config.verifier.foreign_partial_credit
         self._note_own = note_own
         self._in_work: set[asyncio.Task[None]] = set()
 
@@ -181,7 +182,8 @@ class LocalScorer:
                 self._note_own(group, stored.seq)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
         if rewards and group.task.ref.dataset not in self._scored_locally:
-            self._outbox.offer(group, group_id, rewards)
+            theirs = rewards if passed is None or self._partial_credit else foreign_rewards(rewards, passed)
+            self._outbox.offer(group, group_id, theirs)
         await delivery.ack()
         self._rewards.refuse_to_go_on()
 

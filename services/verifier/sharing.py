@@ -77,7 +77,7 @@ class Outbox:
 
     def offer(self, group: RolloutGroup, group_id: str, rewards: list[float]) -> None:
         """Queue a scored group if the share policy includes it. Never waits. `group_id` is its id
-        on this node.
+        on this node, `rewards` what its answers count for at other nodes.
         """
         if not is_shared(self._config.share, rewards):
             return
@@ -128,6 +128,7 @@ class Outbox:
             return False
         else:
             seconds = time.monotonic() - started
+            self._link.note_sent(ack.seq)
             self._figures.border.shared(seconds, len(first.payload))
             spans.emit(first.group_id, spans.SHARE, seconds=seconds, same_as=first.shared_id, size_bytes=len(first.payload))
             self._log.info(

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import structlog
+from msgspec import structs
 
 from services.verifier.fair_queue import TokenBucket
 from services.verifier.figures import Figures
 from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
-from shared.contracts.control import IntakeCursor
+from shared.contracts.control import NOTHING_WANTED, ForeignDemand, IntakeCursor
 from shared.contracts.streams import MissingStreams, prepare_swarm_streams
 from shared.contracts.wire import MessageError
 from shared.runtime import FatalError
@@ -43,6 +45,8 @@ class SwarmLink:
         self._log = log
         self._prepared = False
         self._told = ""
+        self.note_sent: Callable[[int], None] = lambda seq: None
+        """Told the position of each message that this process publishes."""
 
     @property
     def transport(self) -> Transport | None:
@@ -113,48 +117,53 @@ class SwarmLink:
         self._told = str(error)
 
 
-# Decides how many foreign messages to read, and which. Pure; time and randomness are arguments.
+# Decides which foreign messages to read. Pure; randomness is an argument.
 #
-# In a small swarm, *follow* every message in order. When the backlog is more than the budget
-# covers in `CATCH_UP_S`, *draw* random positions of the stream instead and jump to its end, so
-# that a node's cost does not grow with the swarm and it sees a fair sample of the window.
+# Reading follows use. The sampler says how many groups the next two batches lack
+# (`shared.contracts.control.ForeignDemand`), and the verifiers read that many messages and a
+# margin: all that came if that is no more, otherwise a random sample of the newest. What is left
+# over stays eligible while it is among the newest, so that a burst of a slow neighbour is used over
+# several batches. A node that wants nothing reads nothing, and a node's cost does not grow with the
+# swarm.
 
-CATCH_UP_S = 10.0
+MARGIN = 1.5
+"""Messages read for each group wanted: some are refused, or without an advantage."""
+KEPT = 256
+"""Newest messages left unread that may still be read."""
+SPREAD = 4
+LEAST_SPREAD = 32
+"""A sample is drawn from the newest `SPREAD` times as many unread messages, at least
+`LEAST_SPREAD`. From all of them it would be old where little is wanted; from no more than are
+wanted a burst would decide it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class IntakePlan:
-    """Decision on what to read now and where to move the shared cursor. Follow: the messages in
-    `(cursor, next_cursor]`. Draw: `positions`.
+    """The positions to read now, in order, and those left unread that may be read later."""
+
+    positions: tuple[int, ...]
+    unread: tuple[int, ...]
+
+
+def unread_positions(cursor: IntakeCursor, first_seq: int, last_seq: int) -> list[int]:
+    """The newest positions that no verifier of the node has read, at most `KEPT`.
+
+    first_seq, last_seq: the oldest and newest message after the cursor; both 0 if there is none.
     """
-
-    mode: Literal["idle", "follow", "draw"]
-    next_cursor: int
-    positions: tuple[int, ...] = ()
+    new = range(max(cursor.position + 1, first_seq, last_seq - KEPT + 1), last_seq + 1)
+    return [*cursor.unread, *new][-KEPT:]
 
 
-def plan_intake(*, cursor: int, first_seq: int, last_seq: int, allowed: int, rate_per_s: float, random: Random) -> IntakePlan:
-    """Decide what to read next.
-
-    Args:
-        cursor: Everything up to this sequence was examined or skipped.
-        first_seq: The oldest message kept.
-        last_seq: The newest message. If it is below the cursor, the stream was created anew and is
-            followed from its start.
-        allowed: How many messages may be read now (`TokenBucket`).
-        rate_per_s: The budget, which decides when the backlog is too large to follow.
+def plan_intake(unread: Sequence[int], wanted: int, random: Random, at_hand: Collection[int] = ()) -> IntakePlan:
+    """Choose `wanted` of the unread positions: those `at_hand` first, because their messages have
+    arrived already, the others at random among the newest.
     """
-    if last_seq < cursor:
-        cursor = 0
-    start = max(cursor + 1, first_seq, 1)
-    backlog = last_seq - start + 1
-    if backlog <= 0 or allowed <= 0:
-        return IntakePlan("idle", cursor)
-    if backlog <= max(1.0, rate_per_s * CATCH_UP_S):
-        return IntakePlan("follow", min(start + allowed - 1, last_seq))
-    oldest = max(first_seq, 1)
-    positions = random.sample(range(oldest, last_seq + 1), min(allowed, last_seq - oldest + 1))
-    return IntakePlan("draw", last_seq, tuple(sorted(positions)))
+    chosen = [seq for seq in unread if seq in at_hand][:wanted]
+    others = [seq for seq in unread if seq not in at_hand][-max(SPREAD * wanted, LEAST_SPREAD) :]
+    chosen += random.sample(others, min(len(others), wanted - len(chosen)))
+    taken = set(chosen)
+    return IntakePlan(tuple(sorted(chosen)), tuple(seq for seq in unread if seq not in taken))
 
 
 T = TypeVar("T")
@@ -173,7 +182,12 @@ LOOKED_AT_AFTER_S = 60.0
 """A stream without news is checked this often for whether it was created anew."""
 KNOWN_SUBJECTS = 256
 ASKED_SUBJECTS = 16
-"""In an overfull stream, this many senders in good standing are asked for their newest group."""
+"""Where less is wanted than came, up to this many senders in good standing are asked for a group of
+theirs, for half of what is wanted: a sender that floods the stream does not take their places.
+"""
+OWN_POSITIONS = 4096
+READER_S = 60.0
+"""A verifier that has not read for this long has no part of what is wanted."""
 
 
 class SwarmReader:
@@ -181,66 +195,106 @@ class SwarmReader:
 
     def __init__(self, config: VerifierConfig, node: Transport, figures: Figures) -> None:
         self._id = config.node.id
+        self._replica = config.node.replica
         self._node = node
         self._figures = figures
-        self._rate_per_s = config.verifier.intake_groups_per_s * config.verifier.intake_look_factor
-        self._looks = TokenBucket(self._rate_per_s, self._rate_per_s * BURST_S, time.monotonic())
+        rate_per_s = config.verifier.intake_groups_per_s * config.verifier.intake_look_factor
+        self._looks = TokenBucket(rate_per_s, rate_per_s * BURST_S, time.monotonic())
+        self._max_age_s = config.sampler.max_external_age_s
         self._known_subjects: OrderedDict[str, int] = OrderedDict()
+        self._own: OrderedDict[int, None] = OrderedDict()
         self._random = Random()
         self._looked_at_s = -LOOKED_AT_AFTER_S
         self._claimed: list[int] = []
-        self._claimed_as: Literal["follow", "draw"] = "follow"
+        self._too_old = 0
+        """Messages up to this position are older than a group may be when it is trained on."""
         self._failed = 0
 
-    async def read(self, swarm: Transport) -> tuple[list[StoredMessage], bool]:
-        """The messages that may be read now, and whether there are more. The backlog is not told
-        anew while the budget allows no message: the oldest unread one is read to learn it.
+    async def wanted(self) -> ForeignDemand:
+        """What the node's sampler wants; nothing as long as it has not said so.
+
+        Raises:
+            TransportError: the node plane did not answer.
+        """
+        entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.DEMAND_KEY)
+        if entry is None:
+            return NOTHING_WANTED
+        try:
+            return decode(entry.value, ForeignDemand)
+        except MessageError as error:
+            log.warning("demand_unreadable", reason=str(error), consequence="reading nothing", remedy="update the older side")
+            return NOTHING_WANTED
+
+    async def read(self, swarm: Transport, groups: int, pending: int) -> tuple[list[StoredMessage], bool]:
+        """Messages for what is wanted, and whether there are more to read at once.
+
+        Args:
+            swarm: The swarm plane.
+            groups: Groups that the node wants; its verifiers share them.
+            pending: Messages of this replica that may still become some of them.
 
         Raises:
             TransportError: one of the two planes did not answer.
         """
         if self._claimed:
-            return self._noted(await self._asked(self._read_claimed(swarm)), more=True)
-        allowed = min(self._looks.available(time.monotonic()), MAX_READ)
-        if allowed <= 0:
+            return self._noted(await self._asked(self._read_claimed(swarm))), True
+        most = min(self._looks.available(time.monotonic()), MAX_READ)
+        if min(most, math.ceil(groups * MARGIN) - pending) <= 0:
             return [], False
         cursor, revision = await self._cursor()
+        readers = self._readers(cursor)
+        wanted = min(most, math.ceil(groups * MARGIN / len(readers)) - pending)
+        if wanted <= 0:
+            return [], False
         try:
-            unread = await self._asked(self._unread(swarm, cursor))
+            news = await self._asked(self._news(swarm, cursor))
         except NotConnected:
             await self._pass_if_stuck(swarm, cursor, revision)
             raise
         self._failed = 0
-        self._figures.border.backlog(unread.messages)
-        if unread.first is None:
-            return [], False
-        last_seq = unread.first_seq + unread.messages - 1
-        plan = self._plan(cursor, unread.first_seq, last_seq, allowed)
-        if plan.mode == "draw":
-            kept = await self._asked(swarm.read(subjects.SWARM_ROLLOUTS, 1, 1, READ_S)) or [unread.first]
-            plan = self._plan(cursor, kept[0].seq, last_seq, allowed)
-        if not await self._move_cursor(plan.next_cursor, revision):
+        first_seq, last_seq = news.first_seq, news.first_seq + news.messages - 1 if news.messages else 0
+        if 0 < first_seq <= cursor.position:  # the stream was created anew
+            cursor, self._too_old = IntakeCursor(position=0), 0
+        unread = [seq for seq in unread_positions(cursor, first_seq, last_seq) if seq not in self._own and seq > self._too_old]
+        arrived = {} if news.first is None or news.first.seq not in unread else {news.first.seq: news.first}
+        if len(unread) > wanted:
+            arrived |= await self._asked(self._of_known(swarm, unread, min(ASKED_SUBJECTS, wanted // 2)))
+        plan = plan_intake(unread, wanted, self._random, arrived)
+        moved = IntakeCursor(position=max(cursor.position, last_seq), unread=list(plan.unread), readers=readers)
+        if (plan.positions or last_seq) and not await self._move_cursor(moved, revision):
             return [], True
-        self._figures.border.read("gap" if plan.mode == "draw" or 0 < cursor < unread.first_seq - 1 else "ok")
-        if plan.mode == "draw":
-            self._claimed, self._claimed_as = list(plan.positions), "draw"
-            newest = await self._asked(self._newest_of_known(swarm))
-            return self._noted(list(newest.values()), more=True)
-        self._claimed, self._claimed_as = list(range(unread.first_seq + 1, plan.next_cursor + 1)), "follow"
-        return self._noted([unread.first], more=unread.messages > 1)
+        self._figures.border.read("ok")
+        self._claimed = [seq for seq in plan.positions if seq not in arrived]
+        return self._noted([arrived[seq] for seq in plan.positions if seq in arrived]), bool(self._claimed)
 
-    def _noted(self, messages: list[StoredMessage], *, more: bool) -> tuple[list[StoredMessage], bool]:
+    def sent(self, seq: int) -> None:
+        """This node's own message is at this position, so it is not read."""
+        self._own[seq] = None
+        if len(self._own) > OWN_POSITIONS:
+            self._own.popitem(last=False)
+
+    def _noted(self, messages: list[StoredMessage]) -> list[StoredMessage]:
         self._looks.take(len(messages))
+        self._figures.border.messages(len(messages))
+        oldest_s = time.time() - self._max_age_s
         for message in messages:
             if message.subject in self._known_subjects:
                 self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
-        return messages, more
+            if message.stored_at < oldest_s:
+                self._too_old = max(self._too_old, message.seq)
+        return messages
 
     def accepted(self, message: StoredMessage) -> None:
         """Record that a group on this subject was accepted, so that it is worth asking for more."""
         self._known_subjects[message.subject] = max(self._known_subjects.pop(message.subject, 0), message.seq)
         if len(self._known_subjects) > KNOWN_SUBJECTS:
             self._known_subjects.popitem(last=False)
+
+    def _readers(self, cursor: IntakeCursor) -> dict[str, float]:
+        """The node's verifiers that read, this one included, and when each did last."""
+        now_s = time.time()
+        lately = {replica: at for replica, at in cursor.readers.items() if abs(now_s - at) < READER_S}
+        return {**lately, self._replica: now_s}
 
     async def _asked(self, answer: Awaitable[T]) -> T:
         try:
@@ -252,56 +306,46 @@ class SwarmReader:
             self._figures.border.read("error")
             raise
 
-    async def _cursor(self) -> tuple[int, int]:
+    async def _cursor(self) -> tuple[IntakeCursor, int]:
         entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.INTAKE_KEY)
         if entry is None:
-            return 0, 0
+            return IntakeCursor(position=0), 0
         try:
-            return decode(entry.value, IntakeCursor).position, entry.revision
+            return decode(entry.value, IntakeCursor), entry.revision
         except MessageError as error:
             log.warning("intake_cursor_unreadable", reason=str(error), consequence="reading the stream from its beginning")
-            return 0, entry.revision
+            return IntakeCursor(position=0), entry.revision
 
-    async def _unread(self, swarm: Transport, cursor: int) -> Ends:
+    async def _news(self, swarm: Transport, cursor: IntakeCursor) -> Ends:
         """The messages after the cursor; all of a stream that was created anew and has fewer than
         the cursor says, which is looked at only now and then.
         """
-        unread = await swarm.ends(subjects.SWARM_ROLLOUTS, cursor + 1, READ_S, newest=False)
+        news = await swarm.ends(subjects.SWARM_ROLLOUTS, cursor.position + 1, READ_S, newest=False)
         now_s = time.monotonic()
-        if unread.first is not None or cursor == 0 or now_s - self._looked_at_s < LOOKED_AT_AFTER_S:
-            return unread
+        if news.first is not None or cursor.position == 0 or now_s - self._looked_at_s < LOOKED_AT_AFTER_S:
+            return news
         self._looked_at_s = now_s
         newest = await swarm.last(subjects.SWARM_ROLLOUTS, ">")
-        if newest is None or newest.seq >= cursor:
-            return unread
+        if newest is None or newest.seq >= cursor.position:
+            return news
         return await swarm.ends(subjects.SWARM_ROLLOUTS, 1, READ_S, newest=False)
 
-    async def _pass_if_stuck(self, swarm: Transport, cursor: int, revision: int) -> None:
+    async def _pass_if_stuck(self, swarm: Transport, cursor: IntakeCursor, revision: int) -> None:
         """Pass a message that the line is too slow for, so that it does not hold up all others."""
         self._failed = self._failed + 1 if swarm.connected else 0
         if self._failed >= PASSED_AFTER:
-            self._failed = 0
-            log.warning("message_passed", seq=cursor + 1, reason=f"it did not arrive {PASSED_AFTER} times in {READ_S:.0f} s")
-            await self._move_cursor(cursor + 1, revision)
+            self._failed, passed = 0, cursor.position + 1
+            log.warning("message_passed", seq=passed, reason=f"it did not arrive {PASSED_AFTER} times in {READ_S:.0f} s")
+            await self._move_cursor(structs.replace(cursor, position=passed), revision)
 
-    async def _move_cursor(self, position: int, revision: int) -> bool:
+    async def _move_cursor(self, cursor: IntakeCursor, revision: int) -> bool:
         """False if another replica has moved it."""
         try:
-            bucket, moved = subjects.node_bucket(self._id), encode(IntakeCursor(position=position))
-            await self._node.kv.update(bucket, subjects.INTAKE_KEY, moved, last_revision=revision)
+            bucket = subjects.node_bucket(self._id)
+            await self._node.kv.update(bucket, subjects.INTAKE_KEY, encode(cursor), last_revision=revision)
         except Conflict:
             return False
         return True
-
-    def _plan(self, cursor: int, first_seq: int, last_seq: int, allowed: int) -> IntakePlan:
-        return plan_intake(
-            cursor=cursor,
-            first_seq=first_seq,
-            last_seq=last_seq,
-            allowed=allowed,
-            rate_per_s=self._rate_per_s,
-            random=self._random,
-        )
 
     async def _read_claimed(self, swarm: Transport) -> list[StoredMessage]:
         """The next of the messages that the cursor has passed: at most 64 MiB at once, so that they
@@ -309,27 +353,29 @@ class SwarmReader:
         replica that ends.
         """
         claimed, self._claimed = self._claimed, []
-        if self._claimed_as == "draw":
-            self._claimed = claimed[DRAWN_AT_ONCE:]
-            asked = [swarm.read(subjects.SWARM_ROLLOUTS, seq, 1, READ_S) for seq in claimed[:DRAWN_AT_ONCE]]
-            return list({message.seq: message for messages in await _answered(asked) for message in messages or ()}.values())
+        neighbours = next((count for count, seq in enumerate(claimed) if seq != claimed[0] + count), len(claimed))
+        if neighbours == 1:
+            alone = [seq for seq in claimed if seq - 1 not in claimed and seq + 1 not in claimed][:DRAWN_AT_ONCE]
+            self._claimed = [seq for seq in claimed if seq not in alone]
+            asked = [swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in alone]
+            return [message for message in await _answered(asked) if message is not None]
         try:
-            read = await swarm.read(subjects.SWARM_ROLLOUTS, claimed[0], len(claimed), READ_S)
+            read = await swarm.read(subjects.SWARM_ROLLOUTS, claimed[0], neighbours, READ_S)
         except NotConnected:
             self._claimed = claimed[1:] if swarm.connected else claimed
             raise
-        found = [message for message in read if message.seq <= claimed[-1]]
-        self._claimed = [seq for seq in claimed if found and seq > found[-1].seq]
+        found = [message for message in read if message.seq < claimed[0] + neighbours]
+        self._claimed = [seq for seq in claimed if found and seq > found[-1].seq] if found else claimed[neighbours:]
         return found
 
-    async def _newest_of_known(self, swarm: Transport) -> dict[int, StoredMessage]:
-        known = self._random.sample(list(self._known_subjects), min(ASKED_SUBJECTS, len(self._known_subjects)))
-        newest = await _answered([swarm.last(subjects.SWARM_ROLLOUTS, subject) for subject in known])
-        return {
-            message.seq: message
-            for subject, message in zip(known, newest, strict=True)
-            if message is not None and message.seq > self._known_subjects[subject]
-        }
+    async def _of_known(self, swarm: Transport, unread: Sequence[int], most: int) -> dict[int, StoredMessage]:
+        """An unread message of each of some senders whose groups were accepted."""
+        oldest = unread[-max(SPREAD * most, LEAST_SPREAD) :][0]
+        known = self._random.sample(list(self._known_subjects), min(most, len(self._known_subjects)))
+        starts = [max(oldest, self._known_subjects[subject] + 1) for subject in known]
+        pairs = zip(known, starts, strict=True)
+        found = await _answered([swarm.next(subjects.SWARM_ROLLOUTS, subject, start) for subject, start in pairs])
+        return {message.seq: message for message in found if message is not None and message.seq in set(unread)}
 
 
 async def _answered(asked: Sequence[Awaitable[T]]) -> list[T | None]:

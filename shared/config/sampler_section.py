@@ -27,6 +27,12 @@ class SamplerSection(Section):
     """How many batches ago a replayed group may first have been used."""
     oversample: ClassVar[float] = 3.0
     """With likelihood_near, foreign groups sent to the trainer for each one that it keeps."""
+    max_share_per_source: ClassVar[float] = 0.5
+    """With likelihood_near, largest part of a batch's foreign groups from one task source; an
+    equal part for each is always allowed.
+    """
+    share_by_lot: ClassVar[float] = 1 / 3
+    """With likelihood_near, part of a batch's foreign groups that is chosen by lot among senders."""
     adapt_period: ClassVar[int] = 8
     """Batches between two changes of J, so that one unusual batch has little effect."""
     adapt_informative: ClassVar[tuple[float, float]] = (0.6, 0.95)

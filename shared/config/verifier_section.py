@@ -49,16 +49,20 @@ class VerifierSection(Section):
     """Foreign group ids remembered, so that no group counts twice."""
     forget_names_after_s: ClassVar[float] = 30 * 86_400.0
     """With trust open, a name is free after so long without a new group of its key."""
+    intake_groups_per_s: ClassVar[float] = 20.0
+    """Most foreign groups examined per second, whatever the sampler wants."""
     max_sender_share: ClassVar[float] = 0.5
     """Largest part of intake_groups_per_s for one sender; below 1, so that none can use all of it.
     """
     intake_look_factor: ClassVar[float] = 8.0
-    """Messages read for each one examined, so that honest ones are found behind a flood."""
+    """Most messages read for each one that may be examined, so that honest ones are found behind a
+    flood.
+    """
 
     share: Literal["all", "informative", "none"] = Field(
-        "all",
-        description="Which local groups to share with the swarm; informative: only those whose rewards differ. all, as in the "
-        "paper.",
+        "informative",
+        description="Which local groups to share with the swarm; informative: those with both right and wrong answers, because the "
+        "others teach nobody. all, as in the paper.",
     )
     share_tokens: bool = Field(
         True, description="Also share token ids and behaviour logprobs, which nodes with the same tokenizer can use."
@@ -84,12 +88,6 @@ class VerifierSection(Section):
         "is unknown.",
     )
     worker_memory_mb: int = Field(2048, ge=256, description="Address space of a scorer process in MiB.")
-    intake_groups_per_s: float = Field(
-        20.0,
-        gt=0,
-        le=1_000_000,
-        description="Foreign groups examined per second, so that a node's cost does not grow with the swarm.",
-    )
     accept: Literal["auto", "same", "dataset", "any"] = Field(
         "auto",
         description="Foreign tasks to accept. same: dataset and config of one of this node's [[tasks]]. dataset: any config of "

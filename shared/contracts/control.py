@@ -109,6 +109,19 @@ class SamplerPosition(Message, frozen=True, kw_only=True):
     """I of the next batch if `sampler.adapt` moves it; None: the configured value."""
 
 
+class ForeignDemand(Message, frozen=True, kw_only=True):
+    """How many foreign groups the sampler lacks for its next batches, having read the scored stream
+    up to `scored_seq`. What the verifiers have stored since comes off it.
+    """
+
+    schema: SchemaVersion = 1
+    groups: Count
+    scored_seq: Count = 0
+
+
+NOTHING_WANTED = ForeignDemand(groups=0)
+
+
 RewardsBySource = Annotated[dict[PlainText, Annotated[list[Reward], Meta(max_length=3)]], Meta(max_length=64)]
 
 
@@ -235,11 +248,14 @@ class RewardValues(Message, frozen=True, kw_only=True):
 
 class IntakeCursor(Message, frozen=True, kw_only=True):
     """Position of a node's verifiers in the swarm's stream: everything up to `position` was
-    examined or skipped.
+    examined or skipped, except `unread`, in order, of which some may still be read. `readers`: when
+    each replica last read (Unix time).
     """
 
     schema: SchemaVersion = 1
     position: Count
+    unread: Annotated[list[Count], Meta(max_length=1024)] = []
+    readers: Annotated[dict[PlainText, UnixTime], Meta(max_length=1024)] = {}
 
 
 class NodeRecord(Message, frozen=True, kw_only=True):

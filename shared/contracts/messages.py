@@ -300,8 +300,9 @@ class Preference(Message, frozen=True, kw_only=True):
     than a step takes.
 
     It keeps the `keep` groups whose text is likeliest (`near`) or least likely (`far`) under its
-    policy, at most `node_cap` of them from one node. `newcomers` are shares of the batch (as in
-    `ScoredGroup.share`); at most `newcomers_most` groups come from all of them together; None: no
+    policy, and `by_lot` of them by lot among the senders: at most `node_cap` from one node and,
+    while others have enough, `source_cap` of one task source (None: no limit). `newcomers` are
+    shares of the batch (as in `ScoredGroup.share`); at most `newcomers_most` groups come from all of them together; None: no
     limit.
     """
 
@@ -310,6 +311,8 @@ class Preference(Message, frozen=True, kw_only=True):
     node_cap: Count
     newcomers: Annotated[list[ShortText], Meta(max_length=65_536)] = []
     newcomers_most: Count | None = None
+    source_cap: Count | None = None
+    by_lot: Count = 0
 
 
 class Batch(Message, frozen=True, kw_only=True):

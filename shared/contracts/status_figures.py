@@ -53,7 +53,6 @@ class StatusFigure(StrEnum):
     SHARES_DROPPED = "shares_dropped"
     OUTBOX = "outbox"
     SWARM_CONNECTED = "swarm_connected"
-    INTAKE_BACKLOG = "intake_backlog"
 
     # Sampler
     BATCHES = "batches"

@@ -135,7 +135,7 @@ def _sampler(node: str) -> _Needs:
             f"$JS.API.STREAM.PURGE.{_chunks(scored)}",
             _dropping(_chunks(batches)),
         ),
-        keys=(subjects.SAMPLER_KEY,),
+        keys=(subjects.SAMPLER_KEY, subjects.DEMAND_KEY),
         reads=(*_with_chunks(scored), *_with_chunks(batches)),
         watched=(subjects.TRAINER_KEY, subjects.EVAL_KEY),
     )

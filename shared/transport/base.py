@@ -437,6 +437,10 @@ class Transport(Protocol):
         """The newest message on `subject`."""
         ...
 
+    async def next(self, stream: str, subject: str, start_seq: int) -> StoredMessage | None:
+        """The oldest message on `subject` at or after `start_seq`."""
+        ...
+
     async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0, *, newest: bool = True) -> Ends:
         """The oldest message at or after `start_seq`, the newest, and how many there are, by direct
         gets. Both come with their bodies; with `newest` false, the newest is left out. Raises

@@ -21,6 +21,7 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs
+from shared.contracts.control import ForeignDemand
 from shared.contracts.messages import Completion, RolloutGroup, Sampling, ScoredGroup
 from shared.contracts.streams import prepare_node_streams, prepare_swarm_streams
 from shared.contracts.wire import ModelIdentity
@@ -92,10 +93,13 @@ class RunningVerifier(ServiceContext):
 
 
 @asynccontextmanager
-async def verifier(config: NodeConfig) -> AsyncIterator[RunningVerifier]:
-    """A running verifier, stopped in order at the end; its failure is the test's."""
+async def verifier(config: NodeConfig, wants: int = 100_000) -> AsyncIterator[RunningVerifier]:
+    """A running verifier, stopped in order at the end; its failure is the test's. `wants`: foreign
+    groups, as its sampler would say.
+    """
     node = await connect_node_plane(config, "verifier")
     await prepare_node_streams(node, config.node.id, create=config.nats.create_streams)
+    await want(node, config.node.id, wants)
     swarm = None
     if config.nats.swarm_url == config.nats.node_url:
         swarm = await connect_swarm_plane(config, "verifier", timeout_s=5.0)
@@ -114,6 +118,12 @@ async def verifier(config: NodeConfig) -> AsyncIterator[RunningVerifier]:
         await node.close()
         if swarm is not None:
             await swarm.close()
+
+
+async def want(node: Transport, node_id: str, groups: int, scored_seq: int = 0) -> None:
+    """Say as a sampler how many foreign groups are wanted."""
+    demand = ForeignDemand(groups=groups, scored_seq=scored_seq)
+    await node.kv.put(subjects.node_bucket(node_id), subjects.DEMAND_KEY, encode(demand))
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 120) -> None:

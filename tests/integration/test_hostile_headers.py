@@ -114,8 +114,7 @@ async def test_large_headers_of_one_sender_cost_the_others_nothing_and_are_count
 async def test_a_status_that_a_member_writes_keeps_no_draw_from_a_full_stream(nats_server: MakeServer, tmp_path: Path) -> None:
     """300 small messages a second, where alpha looks at 16, so that it draws; each says 503."""
     server = nats_server()
-    config = configured("alpha", server.url, tmp_path)
-    config = config.model_copy(update={"verifier": config.verifier.model_copy(update={"intake_groups_per_s": 2.0})})
+    config = configured("alpha", server.url, tmp_path, intake_groups_per_s=2.0)
     key, sent = SigningKey(new_seed()), 60
     async with verifier(config) as alpha:
         honest = await connect(server.url, name="honest")

@@ -53,7 +53,7 @@ async def read_until(reader: SwarmReader, url: str, last_seq: int) -> list[int]:
     try:
         while (not found or found[-1] < last_seq) and time.monotonic() < deadline:
             try:
-                messages, _ = await reader.read(plane)
+                messages, _ = await reader.read(plane, 10_000, 0)
             except NotConnected:
                 continue
             found += [message.seq for message in messages]
@@ -89,5 +89,6 @@ async def test_a_message_that_never_arrives_in_time_is_passed(tmp_path: Path) ->
         await plane.publish(subject, b"group", stream=subjects.SWARM_ROLLOUTS, message_id=f"m{number}")
     for _ in range(swarm_reader.PASSED_AFTER):
         with pytest.raises(NotConnected):
-            await reader.read(plane)
-    assert [message.seq for message in (await reader.read(plane))[0]] == [2]
+            await reader.read(plane, 10_000, 0)
+    messages, _ = await reader.read(plane, 10_000, 0)
+    assert [message.seq for message in messages] == [2]

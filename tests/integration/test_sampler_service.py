@@ -13,7 +13,9 @@ from prometheus_client import generate_latest
 
 from services.sampler import service
 from services.sampler.assembly import compose
-from shared.contracts.subjects import node_scored, node_scored_stream
+from shared.contracts.codec import decode
+from shared.contracts.control import ForeignDemand
+from shared.contracts.subjects import DEMAND_KEY, node_bucket, node_scored, node_scored_stream
 from shared.runtime import FatalError
 from tests.installed_packages import forget, install
 from tests.integration.sampler_node import Node, a_node, until
@@ -35,6 +37,29 @@ async def test_a_batch_is_built_when_groups_are_there_and_the_next_when_the_trai
         second = (await node.batches(2))[1]
         assert [item.scored.group.draw for item in second.items[:2]] == [2, 3]
         assert second.items[0].staleness == 1
+
+
+async def test_the_verifiers_are_told_what_is_wanted_and_again_when_what_came_is_of_no_use(nats_url: str) -> None:
+    async with a_node(nats_url, external=3) as node:
+
+        async def demand() -> ForeignDemand | None:
+            entry = await node.transport.kv.get(node_bucket(node.id), DEMAND_KEY)
+            return None if entry is None else decode(entry.value, ForeignDemand)
+
+        async def told(groups: int, scored_seq: int) -> bool:
+            return await demand() == ForeignDemand(groups=groups, scored_seq=scored_seq)
+
+        node.start()
+        await until(lambda: told(6, 0))
+        await node.publish_external(0, 1, 2)
+        await until(lambda: told(3, 3))
+        await node.publish_external(3, rewards=[0.0, 0.0])
+        await until(lambda: told(3, 4))
+        await node.publish_external(4, 5, 6)
+        await until(lambda: told(0, 7))
+        await node.publish(0, 1)
+        await node.batches(1)
+        await until(lambda: told(3, 9))
 
 
 async def test_an_appended_batch_follows_the_trainers_news_within_a_fraction_of_a_step(nats_url: str) -> None:

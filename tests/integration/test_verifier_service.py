@@ -38,7 +38,18 @@ from shared.transport.base import NoStream
 from shared.transport.connect import connect
 from shared.transport.nats.pull import fetch
 from tests.integration.installed_verifier import HANG, HANG_ASLEEP, HANGS, install
-from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, scored, until, verifier
+from tests.integration.running_verifier import (
+    MakeServer,
+    RunningVerifier,
+    configured,
+    generate,
+    group,
+    queue_is_empty,
+    scored,
+    until,
+    verifier,
+    want,
+)
 from tests.nats_server import free_port
 
 WITH_A_SCORER_THAT_HANGS = [{"dataset": "gcd"}, {"dataset": "simple_integration", "verifier": "hangs"}]
@@ -316,9 +327,11 @@ async def test_shares_that_pile_up_are_dropped_oldest_first_and_counted(tmp_path
     assert f"swarm_outbox_groups {MAX_GROUPS}.0" in metrics
 
 
-async def test_a_node_that_joins_a_swarm_with_a_long_past_takes_nobody_for_a_flood(nats_server: MakeServer, tmp_path: Path) -> None:
+async def test_a_node_reads_what_it_wants_of_a_long_past_and_nothing_when_it_wants_nothing(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
     url = nats_server().url
-    config = configured("alpha", url, tmp_path, intake_groups_per_s=1.0, intake_look_factor=1000.0)
+    config = configured("alpha", url, tmp_path)
     key = SigningKey(new_seed())
     swarm = await connect(url, name="beta")
     await prepare_swarm_streams(swarm, create=True)
@@ -326,6 +339,17 @@ async def test_a_node_that_joins_a_swarm_with_a_long_past_takes_nobody_for_a_flo
         payload = encode(sign(group("beta", index), key, share_tokens=True))
         await swarm.publish(subjects.rollouts("beta"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
     await swarm.close()
-    async with verifier(config) as context:
-        await until(lambda: context.status.get("refused") > 50)
-        assert context.status.get("refused_surplus") > 0 == context.status.get("refused_flood")
+    async with verifier(config, wants=0) as context:
+        await asyncio.sleep(1.0)
+        assert read_total(context) == 0.0
+        await want(context.node, "alpha", 6)
+        await until(lambda: context.status.get("accepted") >= 6)
+        await want(context.node, "alpha", 0, scored_seq=100)
+        await asyncio.sleep(0.5)
+        assert 6 <= read_total(context) <= 12
+        assert context.status.get("refused") == 0
+
+
+def read_total(context: RunningVerifier) -> float:
+    """Messages that its verifier has read from the swarm's stream."""
+    return context.registry.get_sample_value("swarm_ingest_read_total") or 0.0

@@ -113,7 +113,7 @@ class History:
             chosen = (*decision.local, *decision.external)
             taken = taken_of(decision, self.now)
             self.sharing = after_batch(self.sharing, self.moving, self.memory.own, taken, self.evaluation)
-            state = self.memory.take(chosen, decision.aged, self.sharing)
+            state = self.memory.take(chosen, decision.aged, self.sharing, decision.mastered)
             payloads = {e.seq: self.stream[e.seq] for e in (*chosen, *decision.replayed)}
             self.batches.append(compose(decision, payloads, state, self.now))
             self.memory.advance()

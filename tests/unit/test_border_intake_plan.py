@@ -1,4 +1,4 @@
-"""The intake's budget and choice of messages."""
+"""The choice of the messages that a verifier reads."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.verifier.fair_queue import TokenBucket
-from services.verifier.swarm_reader import CATCH_UP_S, plan_intake
+from services.verifier.swarm_reader import KEPT, LEAST_SPREAD, SPREAD, plan_intake, unread_positions
+from shared.contracts.control import IntakeCursor
 
-SEQ = st.integers(0, 10_000)
 
-
-@given(SEQ, st.integers(1, 10_000), st.integers(0, 10_000), st.integers(0, 100), st.floats(0.1, 100.0), st.integers())
-def test_no_more_is_looked_at_than_allowed_and_the_cursor_stays_in_the_stream(
-    cursor: int, first_seq: int, length: int, allowed: int, rate_per_s: float, seed: int
+@given(
+    st.lists(st.integers(1, 10_000), unique=True, max_size=KEPT).map(sorted),
+    st.integers(0, 300),
+    st.sets(st.integers(1, 10_000), max_size=20),
+    st.integers(),
+)
+def test_no_more_is_read_than_wanted_none_twice_and_the_rest_stays_unread(
+    unread: list[int], wanted: int, at_hand: set[int], seed: int
 ) -> None:
-    last_seq = first_seq + length - 1
-    plan = plan_intake(
-        cursor=cursor, first_seq=first_seq, last_seq=last_seq, allowed=allowed, rate_per_s=rate_per_s, random=Random(seed)
-    )
-    assert plan.next_cursor <= max(cursor, last_seq)
-    if plan.mode == "draw":
-        assert plan.next_cursor == last_seq
-        assert len(set(plan.positions)) == len(plan.positions) <= allowed
-        assert all(first_seq <= position <= last_seq for position in plan.positions)
-    elif plan.mode == "follow":
-        start = max(cursor + 1 if cursor <= last_seq else 1, first_seq)
-        assert 1 <= plan.next_cursor - start + 1 <= allowed
-    if allowed == 0:
-        assert plan.mode == "idle"
+    plan = plan_intake(unread, wanted, Random(seed), at_hand)
+    assert len(plan.positions) == min(wanted, len(unread))
+    assert sorted([*plan.positions, *plan.unread]) == unread
+    assert len(set(plan.positions) & at_hand) == min(wanted, len(at_hand & set(unread)))
 
 
-def test_a_small_backlog_is_followed_and_a_large_one_sampled_over_the_whole_window() -> None:
-    rate_per_s = 20.0
-    few = plan_intake(cursor=90, first_seq=1, last_seq=100, allowed=40, rate_per_s=rate_per_s, random=Random(0))
-    assert (few.mode, few.next_cursor) == ("follow", 100)
-    far = int(rate_per_s * CATCH_UP_S) + 91
-    many = plan_intake(cursor=90, first_seq=1, last_seq=far, allowed=40, rate_per_s=rate_per_s, random=Random(0))
-    assert many.mode == "draw"
-    assert len(many.positions) == 40
-    seen: set[int] = set()
-    for seed in range(300):
-        seen |= set(
-            plan_intake(cursor=0, first_seq=1, last_seq=500, allowed=40, rate_per_s=rate_per_s, random=Random(seed)).positions
-        )
-    assert seen == set(range(1, 501))
+def test_a_sample_is_fair_among_the_newest_and_leaves_out_what_is_old() -> None:
+    unread = list(range(1, KEPT + 1))
+    times = dict.fromkeys(unread, 0)
+    for seed in range(2000):
+        for seq in plan_intake(unread, 6, Random(seed)).positions:
+            times[seq] += 1
+    newest = unread[-max(SPREAD * 6, LEAST_SPREAD) :]
+    assert sum(times[seq] for seq in newest) == 2000 * 6
+    expected = 2000 * 6 / len(newest)
+    assert all(0.7 * expected < times[seq] < 1.3 * expected for seq in newest)
 
 
-def test_a_stream_made_anew_is_followed_from_its_start() -> None:
-    plan = plan_intake(cursor=500, first_seq=1, last_seq=3, allowed=10, rate_per_s=1.0, random=Random(0))
-    assert (plan.mode, plan.next_cursor) == ("follow", 3)
+def test_a_burst_is_used_over_several_turns() -> None:
+    cursor, read = IntakeCursor(position=100), list[int]()
+    for turn in range(10):
+        unread = unread_positions(cursor, *((101, 150) if not turn else (0, 0)))
+        plan = plan_intake(unread, 5, Random(turn))
+        cursor, read = IntakeCursor(position=150, unread=list(plan.unread)), [*read, *plan.positions]
+    assert sorted(read) == list(range(101, 151))
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000), st.integers(0, 1000))
+def test_what_is_kept_for_later_is_new_in_order_and_bounded(position: int, first_seq: int, messages: int) -> None:
+    cursor = IntakeCursor(position=position, unread=[seq for seq in (1, 3) if seq <= position])
+    unread = unread_positions(cursor, first_seq, first_seq + messages - 1)
+    assert len(unread) <= KEPT and unread == sorted(set(unread))
+    assert all(seq > position or seq in cursor.unread for seq in unread)
 
 
 @given(st.lists(st.floats(-5.0, 50.0), max_size=60))

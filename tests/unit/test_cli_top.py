@@ -75,7 +75,7 @@ def node(
     name: str = "alpha", *, silent: str = "", step: int = 1200, dead: int = 0, rollouts: int = 3, **verifying: float
 ) -> NodeState:
     verifying = {"shared": 900, "accepted": 800, "refused": 12, "refused_flood": 9, "refused_too_old": 3, **verifying}
-    verifying = {"scorers_replaced": 2, "outbox": 4, "intake_backlog": 10, "intake_waiting": 20, **verifying}
+    verifying = {"scorers_replaced": 2, "outbox": 4, "intake_waiting": 20, **verifying}
     figures: dict[str, dict[str, float]] = {
         "generator": {"groups_generated": 1000, "policy_version": step - 1},
         "verifier": verifying,
@@ -109,7 +109,7 @@ def test_three_lines_say_how_far_a_node_is_what_became_of_groups_and_what_its_pr
 
 
 def test_no_line_is_longer_than_the_terminal_and_no_more_are_shown_than_fit() -> None:
-    busy = node(step=123_456, refused=1_234.0, refused_task_not_allowed=1_200.0, intake_backlog=5_280.0, shared=123_000.0)
+    busy = node(step=123_456, refused=1_234.0, refused_task_not_allowed=1_200.0, shared=123_000.0)
     console = Console(width=80, file=io.StringIO(), record=True)
     many = [node(f"n{number}") for number in range(12)]
     for height, nodes in ((24, [busy, node("beta")]), (24, many), (10, many)):

@@ -136,7 +136,6 @@ def test_a_word_that_is_near_nothing_is_refused_without_a_guess() -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"verifier": {"intake_groups_per_s": 1e308}},
         {"verifier": {"max_age_s": 1e308}},
         {"tasks": [{"dataset": "gcd", "weight": 1e308}, {"dataset": "lcm", "weight": 1e308}]},
     ],

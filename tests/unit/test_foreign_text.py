@@ -156,7 +156,7 @@ def status(node: str, role: str, state: str, figures: dict[str, float], updated_
 
 FIGURES = (
     "step", "step_seconds", "wait_share", "publish_share", "reward_local", "staleness_mean", "staleness_max", "groups_generated",
-    "shared", "accepted", "refused", "pool_local", "pool_external", "wanted_local", "wanted_external", "intake_backlog", "outbox",
+    "shared", "accepted", "refused", "pool_local", "pool_external", "wanted_local", "wanted_external", "outbox",
     "scorers_replaced", "policy_version",
 )  # fmt: skip
 

@@ -52,7 +52,7 @@ def test_names_units_and_help_texts_follow_the_rules(role: str):
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_is_exported_at_the_start_is_zero_or_absent(role: str):
-    expected = {"swarm_build_info": 1.0, "swarm_run_info": 1.0, "swarm_ready": 1.0, "swarm_sampler_external_configured": 6.0}
+    expected = {"swarm_build_info": 1.0, "swarm_run_info": 1.0, "swarm_ready": 1.0, "swarm_sampler_wanted_groups": 0.0}
     for family in role_families(role):
         for sample in family.samples:
             assert sample.value == expected.get(sample.name, 0.0), sample

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed
+from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed, groups_wanted
 from services.sampler.reports import WaitingReport
+from services.sampler.strategies import strategy_named
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, position, sampler
 
@@ -169,3 +170,15 @@ def test_a_wait_for_a_batch_is_a_warning_and_while_the_models_load_only_after_te
     assert told(waiting, 862, 800) == [("warning", "no_batch", 61)], "after a batch a minute is long"
     waiting.begin(900.0)
     assert told(waiting, 962, 900) == [("warning", "no_batch", 61)]
+
+
+def test_what_is_wanted_is_two_batches_of_draws_less_what_the_pool_has_in_steps_of_j() -> None:
+    made = history(external=5)
+
+    def wanted(j: int, strategy: str = "uniform", after_s: float = 0.0, **changes: float) -> int:
+        settings = sampler(**changes)
+        return groups_wanted(made.memory.external, j, settings, strategy_named(strategy), made.now + after_s)
+
+    assert [wanted(j) for j in (0, 2, 3, 4, 6)] == [0, 0, 3, 4, 12]
+    assert wanted(6, "likelihood_near", oversample=3.0) == 36
+    assert wanted(2, after_s=301.0, max_external_age_s=600.0) == 4, "what is soon too old does not count"

@@ -12,7 +12,7 @@ from services.sampler.assembly import Assembly, BatchPlan, draw_with_newcomers
 from services.sampler.pool import Knowledge, PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import available, node_cap
-from services.trainer.selection.likelihood import preferred_indices
+from services.trainer.selection.likelihood import Candidate, preferred_indices
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.registry import STRATEGIES
@@ -79,7 +79,11 @@ def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more(
         made = plan(entries, "likelihood_near")
         assert made.preference is not None
         liked = [-0.5 if each.established else -0.2 for each in made.external]
-        kept = preferred_indices(liked, [each.node for each in made.external], made.preference)
+        candidates = [
+            Candidate(logprob=logprob, mastered=False, sender=each.node, source=each.source, lot=each.seq * 7919 % 1009)
+            for logprob, each in zip(liked, made.external, strict=True)
+        ]
+        kept = preferred_indices(candidates, made.preference, 1)
         return [made.external[place] for place in kept]
 
     crowd = [entry(seq, f"U{seq}", False) for seq in range(1, 1001)]

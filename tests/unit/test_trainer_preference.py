@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
 from services.trainer.selection.intake import take_in
-from services.trainer.selection.likelihood import prefer, preferred_indices
+from services.trainer.selection.likelihood import (
+    MASTERED,
+    Candidate,
+    gives_already,
+    is_new,
+    prefer,
+    preferred_indices,
+    text_logprob,
+)
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import Batch, Preference
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
@@ -58,6 +69,22 @@ def means(learner: Learner, batch: Batch) -> dict[str, float]:
             [group_logprobs] = batch_logprobs(learner.model, taken.groups, learner.update_config)
             found[item.scored.group_id] = float(torch.cat(group_logprobs).mean())
     return found
+
+
+def rated(
+    values: Sequence[float], nodes: Sequence[str], sources: Sequence[str] = (), mastered: Container[int] = ()
+) -> list[Candidate]:
+    """Candidates with these logprobs."""
+    return [
+        Candidate(
+            logprob=value,
+            mastered=index in mastered,
+            sender=node,
+            source=sources[index] if sources else "gcd",
+            lot=hash((index, node)),
+        )
+        for index, (value, node) in enumerate(zip(values, nodes, strict=True))
+    ]
 
 
 def external_ids(batch: Batch) -> list[str]:
@@ -145,7 +172,7 @@ def test_a_batch_with_a_preference_survives_the_wire(learner: Learner) -> None:
 )
 def test_the_choice_keeps_the_cap_and_is_the_best_there_is(groups: list[tuple[float, int]], keep: int, cap: int, by: str) -> None:
     values, nodes = [value for value, _ in groups], [f"n{node}" for _, node in groups]
-    chosen = preferred_indices(values, nodes, Preference(keep=keep, by=by, node_cap=cap))  # type: ignore[arg-type]
+    chosen = preferred_indices(rated(values, nodes), Preference(keep=keep, by=by, node_cap=cap), 1)  # type: ignore[arg-type]
     assert chosen == sorted(set(chosen))
     per_node = {node: sum(nodes[index] == node for index in chosen) for node in nodes}
     assert all(count <= cap for count in per_node.values())
@@ -168,8 +195,71 @@ def test_newcomers_together_are_kept_up_to_their_part_and_the_others_have_the_re
     values, nodes = [value for value, _ in groups], [f"n{node}" for _, node in groups]
     new = ["n0", "n1", "n2"]
     preference = Preference(keep=keep, by="near", node_cap=cap, newcomers=new, newcomers_most=most)
-    chosen = [nodes[index] for index in preferred_indices(values, nodes, preference)]
+    chosen = [nodes[index] for index in preferred_indices(rated(values, nodes), preference, 1)]
     capped = {node: min(cap, nodes.count(node)) for node in set(nodes)}
     old = sum(count for node, count in capped.items() if node not in new)
     assert sum(node in new for node in chosen) <= most
     assert len(chosen) == min(keep, old + min(most, sum(count for node, count in capped.items() if node in new)))
+
+
+def test_what_the_policy_gives_already_takes_no_place_even_where_nothing_else_is_left() -> None:
+    values, nodes = [-0.1, -0.1, -0.1, -2.0], ["mallory", "mallory", "mallory", "beta"]
+    preference = Preference(keep=3, by="near", node_cap=3, by_lot=1)
+    assert preferred_indices(rated(values, nodes, mastered={0, 1, 2}), preference, 1) == [3]
+
+
+def test_one_source_has_no_more_than_its_cap_while_others_have_enough() -> None:
+    values, nodes = [-0.1, -0.1, -0.1, -0.1, -2.0, -3.0], ["a", "b", "c", "d", "e", "f"]
+    sources = ["gcd", "gcd", "gcd", "gcd", "lcm", "bf"]
+    assert preferred_indices(rated(values, nodes, sources), Preference(keep=4, by="near", node_cap=4, source_cap=2), 1) == [
+        0,
+        1,
+        4,
+        5,
+    ]
+    alone = ["gcd"] * 6
+    assert len(preferred_indices(rated(values, nodes, alone), Preference(keep=4, by="near", node_cap=4, source_cap=2), 1)) == 4
+
+
+def test_places_by_lot_go_to_another_sender_each_however_many_likely_groups_one_has() -> None:
+    values, nodes = [-0.1] * 12 + [-3.0] * 3, ["mallory"] * 12 + ["beta", "gamma", "delta"]
+    places = Counter[str]()
+    for seed in range(400):
+        preference = Preference(keep=3, by="near", node_cap=3, by_lot=2)
+        chosen = preferred_indices(rated(values, nodes), preference, seed)
+        places.update({nodes[index] for index in chosen})
+        assert len({nodes[index] for index in chosen} - {"mallory"}) >= 1
+    assert all(140 < places[node] < 260 for node in ("beta", "gamma", "delta")), places
+
+
+def group_of(*answers: Sequence[int], prompt: Sequence[int] = (1, 2, 3)) -> TokenGroup:
+    """A group of right answers."""
+    return TokenGroup(
+        prompt_ids=prompt,
+        completions=answers,
+        behaviour_logprobs=[None] * len(answers),
+        advantages=[1.0] * len(answers),
+        is_local=False,
+    )
+
+
+def test_text_that_was_said_before_does_not_make_an_answer_likelier() -> None:
+    said = [5, 6, 7, 8, 9]
+    assert is_new([1, 2, 3], said) == [True] * 5
+    assert is_new([1, 2, 3], [*said, *said]) == [True] * 7 + [False] * 3
+    assert is_new([*said], said) == [True] * 2 + [False] * 3
+    once, often = group_of(said), group_of(said * 6)
+    unlikely, sure = [-4.0] * 5, [-0.01] * 25
+    assert text_logprob(once, [torch.tensor(unlikely)]) == pytest.approx(-4.0)
+    repeated = text_logprob(often, [torch.tensor([*unlikely, *sure])])
+    assert repeated < -2.8, "only the two tokens at a seam count besides what was said first"
+    assert sum([*unlikely, *sure]) / 30 > -0.7, "the mean that it replaces"
+
+
+def test_a_group_is_mastered_by_the_probability_of_its_different_right_answers_together() -> None:
+    half, third = [math.log(0.51)], [math.log(0.3)]
+    assert MASTERED == 0.5
+    assert gives_already(group_of([7]), [torch.tensor(half)])
+    assert not gives_already(group_of([7], [7]), [torch.tensor(third), torch.tensor(third)])
+    assert gives_already(group_of([7], [8]), [torch.tensor(third), torch.tensor(third)])
+    assert not gives_already(group_of([7, 8, 9]), [torch.tensor([-0.3, -0.3, -0.3])])

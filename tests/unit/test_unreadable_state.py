@@ -251,11 +251,11 @@ async def test_a_cursor_that_nobody_can_read_begins_the_stream_again(config: Nod
         await transport.publish(subject, b"%d" % number, stream=subjects.SWARM_ROLLOUTS, message_id=f"m{number}")
     await transport.kv.put(BUCKET, subjects.INTAKE_KEY, older)
     reader = SwarmReader(config, transport, VerifierFigures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0")))
-    (first, _), (others, _) = await reader.read(transport), await reader.read(transport)
+    (first, _), (others, _) = await reader.read(transport, 9, 0), await reader.read(transport, 9, 1)
     assert [message.seq for message in [*first, *others]] == [1, 2, 3]
     entry = await transport.kv.get(BUCKET, subjects.INTAKE_KEY)
     assert entry is not None and decode(entry.value, IntakeCursor).position == 3
-    assert await reader.read(transport) == ([], False)
+    assert await reader.read(transport, 9, 0) == ([], False)
 
 
 @pytest.mark.parametrize("older", [msgpack.packb({"schema": 1, "version": 1}), b"\xff\xff", b""])

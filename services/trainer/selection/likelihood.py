@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
-from torch import nn
+from torch import Tensor, nn
 
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.parallel import ALONE, Parallel
-from services.trainer.selection.intake import Intake, IntakeRules, take_in
+from services.trainer.selection.intake import Intake, IntakeRules, share_of, take_in
 from shared.config.trainer_section import TrainerSection
-from shared.contracts.messages import Batch, Preference
+from shared.contracts.messages import Batch, Preference, source_name
 from shared.seeds import number_from
 
 # A verifier judges the answer at the end, not the text that leads to it, so a node can wrap a right
@@ -165,12 +165,14 @@ def _chance(batch_seed: int, group_id: str) -> float:
 class Preferred:
     """The batch with only the chosen foreign groups, and figures of the choice.
 
-    left_out: candidates that are not trained on. logprob, logprob_left_out: mean logprob per token,
-    in nats, of the text of the chosen groups and of the others; None without such groups.
+    left_out: candidates that are not trained on. mastered_of: those of them that would teach this
+    policy nothing, by node. logprob, logprob_left_out: mean logprob per token, in nats, of the text
+    of the chosen groups and of the others; None without such groups.
     """
 
     batch: Batch
     left_out: int = 0
+    mastered_of: Counter[str] = field(default_factory=Counter)
     logprob: float | None = None
     logprob_left_out: float | None = None
 
@@ -178,6 +180,7 @@ class Preferred:
         """The part of the step's record; absurd: number of absurd answers by node."""
         return LikelihoodRecord(
             groups_left_out=self.left_out,
+            mastered_of=dict(sorted(self.mastered_of.items())),
             logprob_external=self.logprob,
             logprob_left_out=self.logprob_left_out,
             answers_absurd=absurd.total(),
@@ -189,13 +192,15 @@ class Preferred:
 class LikelihoodRecord:
     """The part of a step's record about the likelihood of foreign text.
 
-    groups_left_out: candidates that were not preferred. logprob_external, logprob_left_out: mean
+    groups_left_out: candidates that were not preferred. mastered_of: those of them whose rewarded
+    answers this policy gives already, by node. logprob_external, logprob_left_out: mean
     logprobs per token of the chosen groups' text and of the others'. answers_absurd: foreign
     answers that were not trained on because this node's policy finds them absurd; absurd_of: by
     node.
     """
 
     groups_left_out: int = 0
+    mastered_of: dict[str, int] = field(default_factory=dict)
     logprob_external: float | None = None
     logprob_left_out: float | None = None
     answers_absurd: int = 0
@@ -235,46 +240,146 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred
     """
     preference = batch.preference
     assert preference is not None
-    candidates = [item for item in batch.items if item.scored.origin == "external"]
-    mean_of = {
-        group_id: math.fsum(float(answer_logprobs.sum()) for answer_logprobs in group_logprobs) / sum(map(len, group_logprobs))
-        for (_, group_id), group_logprobs in zip(taken.authors, logprobs, strict=True)
-        if group_logprobs
+    items = [item.scored for item in batch.items if item.scored.origin == "external"]
+    rated = {
+        group_id: (text_logprob(group, of_group), gives_already(group, of_group))
+        for group, (_, group_id), of_group in zip(taken.groups, taken.authors, logprobs, strict=True)
+        if of_group
     }
-    means = [mean_of.get(item.scored.group_id, math.nan) for item in candidates]
-    chosen = preferred_indices(means, [item.scored.share or item.scored.group.node for item in candidates], preference)
-    kept = {candidates[index].scored.group_id for index in chosen}
+    found = [rated.get(scored.group_id, (math.nan, False)) for scored in items]
+    candidates = [
+        Candidate(
+            logprob=logprob,
+            mastered=mastered,
+            sender=share_of(scored),
+            source=source_name(scored.group.task.ref.dataset, scored.group.task.ref.config),
+            lot=number_from(f"candidate {batch.seed} {scored.group_id}"),
+        )
+        for scored, (logprob, mastered) in zip(items, found, strict=True)
+    ]
+    chosen = preferred_indices(candidates, preference, batch.seed)
+    kept = {items[index].group_id for index in chosen}
     return Preferred(
         batch=msgspec.structs.replace(
             batch, items=[item for item in batch.items if item.scored.origin == "local" or item.scored.group_id in kept]
         ),
-        left_out=len(candidates) - len(chosen),
-        logprob=_mean([means[index] for index in chosen]),
-        logprob_left_out=_mean([mean for index, mean in enumerate(means) if index not in set(chosen)]),
+        left_out=len(items) - len(chosen),
+        mastered_of=Counter(scored.group.node for scored, (_, mastered) in zip(items, found, strict=True) if mastered),
+        logprob=_mean([candidates[index].logprob for index in chosen]),
+        logprob_left_out=_mean([each.logprob for index, each in enumerate(candidates) if index not in set(chosen)]),
     )
 
 
-def preferred_indices(means: Sequence[float], nodes: Sequence[str], preference: Preference) -> list[int]:
+MASTERED = 0.5
+"""A group teaches nothing if this policy gives one of its rewarded answers, word for word, with at
+least this probability. Long answers never are: there the record on their source decides
+(`services.sampler.pool`).
+"""
+
+
+def gives_already(group: TokenGroup, logprobs: Sequence[Tensor]) -> bool:
+    """Say whether the policy gives the group's rewarded answers already, from the logprobs of its
+    completions' tokens.
+    """
+    answers = {
+        tuple(ids): float(of_tokens.sum())
+        for ids, of_tokens, advantage in zip(group.completions, logprobs, group.advantages, strict=True)
+        if advantage > 0.0
+    }
+    return math.fsum(math.exp(min(0.0, each)) for each in answers.values() if math.isfinite(each)) >= MASTERED
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A foreign group that may be chosen. logprob: mean logprob per token of its text, where that
+    is new. sender: the share of the batch that it counts against. lot: an even random number.
+    """
+
+    logprob: float
+    mastered: bool
+    sender: str
+    source: str
+    lot: int
+
+
+def preferred_indices(candidates: Sequence[Candidate], preference: Preference, seed: int) -> list[int]:
     """Indexes of the candidates to keep, in order.
 
-    means: mean logprob per token of each candidate's text. nodes: the share of the batch that each
-    counts against.
+    First `by_lot` of them by lot, each of another sender while there is one: whatever likely text a
+    sender makes, and however much of it, the others keep a part. Then by likelihood; beyond
+    `source_cap` groups of one source only where other sources have too few. A mastered one takes no
+    place, so there may be fewer than wanted.
     """
     sign = -1.0 if preference.by == "near" else 1.0
-    last = math.inf
-    order = sorted(range(len(means)), key=lambda index: sign * means[index] if math.isfinite(means[index]) else last)
+    able = [index for index, each in enumerate(candidates) if not each.mastered]
+
+    def rank(index: int) -> float:
+        return sign * candidates[index].logprob if math.isfinite(candidates[index].logprob) else math.inf
+
+    turns: Counter[str] = Counter()
+    places: dict[int, tuple[int, int]] = {}
+    for index in sorted(
+        (index for index in able if math.isfinite(candidates[index].logprob)), key=lambda index: candidates[index].lot
+    ):
+        sender = candidates[index].sender
+        places[index] = (turns[sender], number_from(f"sender {seed} {sender}"))
+        turns[sender] += 1
     chosen: list[int] = []
-    taken: Counter[str] = Counter()
+    senders, sources = Counter[str](), Counter[str]()
     new = frozenset(preference.newcomers)
     room_for_new = math.inf if preference.newcomers_most is None else preference.newcomers_most
-    for index in order:
-        node = nodes[index]
-        if len(chosen) == preference.keep or taken[node] == preference.node_cap or (node in new and room_for_new <= 0):
-            continue
-        room_for_new -= node in new
-        taken[node] += 1
-        chosen.append(index)
+
+    def take(order: Iterable[int], most: int, of_source: float) -> None:
+        nonlocal room_for_new
+        for index in order:
+            each = candidates[index]
+            if len(chosen) >= most:
+                return
+            full = senders[each.sender] >= preference.node_cap or sources[each.source] >= of_source
+            if index in chosen or full or (each.sender in new and room_for_new <= 0):
+                continue
+            room_for_new -= each.sender in new
+            senders[each.sender] += 1
+            sources[each.source] += 1
+            chosen.append(index)
+
+    source_cap = math.inf if preference.source_cap is None else preference.source_cap
+    take(sorted(places, key=places.__getitem__), min(preference.by_lot, preference.keep), source_cap)
+    for of_source in (source_cap, math.inf):
+        take(sorted(able, key=rank), preference.keep, of_source)
     return sorted(chosen)
+
+
+NGRAM = 3
+
+
+def text_logprob(group: TokenGroup, logprobs: Sequence[Tensor]) -> float:
+    """Mean logprob per token of the group's text, in nats, where that is new (`is_new`)."""
+    kept = [
+        float(value)
+        for ids, of_tokens in zip(group.completions, logprobs, strict=True)
+        for value, new in zip(of_tokens.tolist(), is_new(group.prompt_ids, ids), strict=True)
+        if new
+    ]
+    return math.fsum(kept) / len(kept)
+
+
+def is_new(prompt_ids: Sequence[int], ids: Sequence[int]) -> list[bool]:
+    """For each token of an answer, whether it does not end a run of `NGRAM` tokens that prompt or
+    answer have said before. The first token always is new.
+
+    A pretrained model finds almost certain what has been said before, so a mean over all tokens
+    rates a repeated text above an honest one.
+    """
+    text = [*prompt_ids, *ids]
+    said: set[tuple[int, ...]] = set()
+    new = []
+    for end in range(1, len(text) + 1):
+        run = tuple(text[max(0, end - NGRAM) : end])
+        if end > len(prompt_ids):
+            new.append(end == len(prompt_ids) + 1 or run not in said)
+        said.add(run)
+    return new
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -98,7 +98,9 @@ def parse_reply(stream: str, reply: Any) -> StoredMessage | None:
 
 
 async def get(connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline) -> StoredMessage | None:
-    """One message, requested as `{"seq": n}` or `{"last_by_subj": s}`."""
+    """One message, requested as `{"seq": n}`, that with `"next_by_subj": s`, or
+    `{"last_by_subj": s}`.
+    """
     reply = await connection.request(
         f"{connection.options.api_prefix}.DIRECT.GET.{stream}",
         json.dumps(request).encode(),

@@ -142,6 +142,9 @@ class NatsTransport:
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         return await direct.get(self.connection, stream, {"last_by_subj": subject}, Deadline(api.READ_TIMEOUT_S))
 
+    async def next(self, stream: str, subject: str, start_seq: int) -> StoredMessage | None:
+        return await direct.get(self.connection, stream, {"seq": start_seq, "next_by_subj": subject}, Deadline(api.READ_TIMEOUT_S))
+
     async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0, *, newest: bool = True) -> Ends:
         return await direct.ends(self.connection, stream, start_seq, Deadline(timeout_s), newest=newest)
 

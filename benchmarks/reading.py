@@ -1,0 +1,196 @@
+"""Measures how many of the swarm's messages a node reads for each foreign group that it uses,
+beside a busy swarm.
+
+    python -m benchmarks.reading crowd URL SWARM IDENTITIES PER_S SECONDS    # the busy swarm alone
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.measuring import Result, say
+from benchmarks.waiting import free_ports
+from services.verifier.sharing import message_id, sign
+from shared.config import load_config
+from shared.contracts import subjects
+from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
+from shared.contracts.messages import Completion, RolloutGroup, Sampling
+from shared.contracts.wire import ModelIdentity
+from shared.identity.keys import SigningKey, new_seed
+from shared.tasks import TaskSource, derive_task
+from shared.transport.base import TransportError
+from shared.transport.connect import connect
+from swarm_cli.installation import DEMO_CONFIG
+
+STEPS, IDENTITIES, PER_S = 60, 20, 40.0
+TIMEOUT_S = 400.0
+RUN = "bench-reading"
+ANSWERS = 8
+RIGHT = 0.4
+"""Part of the crowd's answers that are right."""
+SWARM = "swarm"
+VERIFIER_CPU_S = "verifier CPU s"
+
+_WANTED = {
+    "swarm_ingest_read_total": "read",
+    "swarm_ingest_accepted_total": "accepted",
+    'swarm_sample_source_total{source="external"}': "drawn",
+    'swarm_trainer_groups_total{origin="external"}': "trained",
+    "swarm_trainer_mastered_groups_total": "mastered",
+}
+
+
+async def measure_reading() -> Result:
+    """Run `swarm up --nodes 2` beside the crowd, and add up both nodes' figures."""
+    folder = Path("var/runs") / RUN
+    shutil.rmtree(folder, ignore_errors=True)
+    nats_port, base_port = free_ports(), free_ports(16)
+    started = time.monotonic()
+    node = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "swarm_cli", "up", "--nodes", "2", "--steps", str(STEPS), "--run", RUN),
+        *("--nats-port", str(nats_port), "--base-port", str(base_port)),
+        stdout=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    others = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.reading", "crowd", f"nats://127.0.0.1:{nats_port}", SWARM),
+        *(str(IDENTITIES), str(PER_S), str(TIMEOUT_S)),
+        stdout=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    pages: dict[int, str] = {}
+    try:
+        while node.returncode is None:
+            if time.monotonic() - started > TIMEOUT_S:
+                raise RuntimeError(f"{STEPS} steps were not done within {TIMEOUT_S:.0f} s")
+            pages |= await asyncio.to_thread(_pages, range(base_port, base_port + 16))
+            await asyncio.sleep(1.0)
+    finally:
+        for process in (node, others):
+            if process.returncode is None:
+                (os.killpg if process is node else os.kill)(process.pid, signal.SIGTERM)
+                await process.wait()
+    if node.returncode != 0:
+        raise RuntimeError(f"swarm up ended with code {node.returncode}: see the logs in {folder}")
+    found = _figures(pages.values())
+    say(", ".join(f"{name} {count:g}" for name, count in found.items()))
+    shutil.rmtree(folder, ignore_errors=True)
+    drawn = found["read"] / found["drawn"]
+    return Result(
+        row="reading",
+        measured="messages read from the swarm for each foreign group drawn into a batch",
+        against="(no other side)",
+        workload=f"`swarm up --nodes 2 --steps {STEPS}` beside {IDENTITIES} keys that share {PER_S:g} groups a second",
+        unit="messages",
+        ratios=[drawn],
+        bar=1.5,
+        direction="at most",
+        product=drawn,
+        plain=None,
+        remarks=[
+            f"{found['read'] / found['trained']:.2f} messages for each foreign group trained on (bar 4)",
+            f"of both nodes: read {found['read']:g}, accepted {found['accepted']:g}, drawn {found['drawn']:g}, trained on "
+            f"{found['trained']:g}, mastered {found['mastered']:g}; CPU time of a verifier {found[VERIFIER_CPU_S] / 2:.1f} s in "
+            f"{time.monotonic() - started:.0f} s, the start included",
+        ],
+    )
+
+
+def _pages(ports: range) -> dict[int, str]:
+    """What the services on these ports export."""
+    found = {}
+    for port in ports:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2.0) as answer:
+                found[port] = answer.read().decode()
+        except OSError:
+            continue
+    return found
+
+
+def _figures(pages: Iterable[str]) -> dict[str, float]:
+    """The figures of all services together."""
+    counts = dict.fromkeys([*_WANTED.values(), VERIFIER_CPU_S], 0.0)
+    for page in pages:
+        for name, label in _WANTED.items():
+            counts[label] += _value(page, name)
+        if "swarm_ingest_read_total" in page:
+            counts[VERIFIER_CPU_S] += _value(page, "process_cpu_seconds_total")
+    return counts
+
+
+def _value(page: str, name: str) -> float:
+    line = re.search(rf"^{re.escape(name)} (\S+)$", page, re.M)
+    return float(line[1]) if line else 0.0
+
+
+async def crowd(url: str, swarm_id: str, identities: int, per_s: float, seconds: float) -> int:
+    """Share groups of the demo's tasks under several keys, evenly; returns how many were sent."""
+    from transformers import AutoTokenizer
+
+    from shared.model.corpus import habitual_slip
+    from shared.model.prompts import encode_answer, tokenizer_hash
+
+    config = load_config(DEMO_CONFIG)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path, revision=None)
+    model = ModelIdentity(name="crowd", tokenizer_hash=tokenizer_hash(tokenizer))
+    keys = [SigningKey(new_seed()) for _ in range(identities)]
+    sources = [TaskSource(config.tasks, node=f"crowd-{number}", seed=0, secret=os.urandom(16)) for number in range(identities)]
+    draw = random.Random(1)
+    while True:
+        try:
+            plane = await connect(url, name="crowd")
+            await plane.stream_state(subjects.SWARM_ROLLOUTS)
+            break
+        except TransportError:
+            await asyncio.sleep(0.5)
+    began, sent = time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        number, turn = sent % identities, sent // identities
+        task = derive_task(sources[number].ref(turn))
+        completions = []
+        for _ in range(ANSWERS):
+            text = str(task.answer) if draw.random() < RIGHT else habitual_slip(str(task.answer))
+            ids = encode_answer(tokenizer, text, ended=True, end_token_id=tokenizer.eos_token_id)
+            logprobs = pack_logprobs([-draw.random() for _ in ids])
+            completions.append(
+                Completion(
+                    text=text, finish_reason="stop", token_count=len(ids), token_ids=pack_ids(ids), behaviour_logprobs=logprobs
+                )
+            )
+        group = RolloutGroup(
+            node=f"crowd-{number}",
+            created_at=time.time(),
+            draw=turn,
+            task=task,
+            completions=completions,
+            model=model,
+            policy_version=1,
+            sampling=Sampling(max_new_tokens=config.generator.max_new_tokens),
+        )
+        signed = sign(group, keys[number], share_tokens=True, swarm_id=swarm_id)
+        await plane.publish(
+            subjects.rollouts(group.node),
+            encode(signed),
+            stream=subjects.SWARM_ROLLOUTS,
+            message_id=message_id(content_id(signed.body), keys[number]),
+        )
+        sent += 1
+        await asyncio.sleep(max(0.0, began + sent / per_s - time.monotonic()))
+    await plane.close()
+    return sent
+
+
+if __name__ == "__main__":
+    _, _, server, name, senders, rate, limit = sys.argv
+    print(asyncio.run(crowd(server, name, int(senders), float(rate), float(limit))))
