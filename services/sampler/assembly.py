@@ -95,7 +95,7 @@ def draw_with_newcomers(
 _NOTHING_KNOWN = Knowledge()
 
 BATCHES_AHEAD = 2
-"""As many batches' foreign groups are asked for: one is drawn while the other is read and scored."""
+"""Batches whose foreign groups are asked for: one is drawn while the other is read and scored."""
 _SOON_OLD = 0.5
 
 

@@ -2,9 +2,9 @@
 scored, and stored in `scored`.
 
 Read is what the sampler wants and no more (`services.verifier.swarm_reader`, which replicas
-share). While one sender's flood waits for its turns (`services.verifier.fair_queue`), reading goes on, up to
-`intake_look_factor` times as fast as groups are examined, so that honest messages are found behind
-it.
+share). While one sender's flood waits for its turns (`services.verifier.fair_queue`), reading goes
+on, up to `intake_look_factor` times as fast as groups are examined, so that honest messages are
+found behind it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class SamplerSection(Section):
     equal part for each is always allowed.
     """
     share_by_lot: ClassVar[float] = 1 / 3
-    """With likelihood_near, part of a batch's foreign groups that is chosen by lot among senders."""
+    """With likelihood_near, part of J that is chosen by lot among senders."""
     adapt_period: ClassVar[int] = 8
     """Batches between two changes of J, so that one unusual batch has little effect."""
     adapt_informative: ClassVar[tuple[float, float]] = (0.6, 0.95)

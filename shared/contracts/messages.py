@@ -302,8 +302,8 @@ class Preference(Message, frozen=True, kw_only=True):
     It keeps the `keep` groups whose text is likeliest (`near`) or least likely (`far`) under its
     policy, and `by_lot` of them by lot among the senders: at most `node_cap` from one node and,
     while others have enough, `source_cap` of one task source (None: no limit). `newcomers` are
-    shares of the batch (as in `ScoredGroup.share`); at most `newcomers_most` groups come from all of them together; None: no
-    limit.
+    shares of the batch (as in `ScoredGroup.share`); at most `newcomers_most` groups come from all
+    of them together; None: no limit.
     """
 
     keep: Count
