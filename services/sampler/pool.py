@@ -219,7 +219,7 @@ class PassRecord:
 
     @property
     def mastered(self) -> bool:
-        """True if the policy passes so often that others' groups of the source teach it nothing."""
+        """True if the policy passes so often that foreign groups of the source teach it nothing."""
         return self.completions >= MASTERED_COMPLETIONS and self.passes >= MASTERED_RATE * self.completions
 
     @property

@@ -180,7 +180,7 @@ class FairQueue(Generic[T]):
 
     def in_turn(self, most: int) -> int:
         """Return how many messages wait, counting at most `most` of a sender, whose flood waits
-        longer than a need for others' groups.
+        longer than a need for foreign groups.
         """
         return sum(min(len(line.waiting), most) for line in self._senders.values())
 

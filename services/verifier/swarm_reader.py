@@ -258,7 +258,7 @@ class SwarmReader:
         unread = [seq for seq in unread_positions(cursor, first_seq, last_seq) if seq not in self._own and seq > self._too_old]
         arrived = {} if news.first is None or news.first.seq not in unread else {news.first.seq: news.first}
         if len(unread) > wanted:
-            arrived |= await self._asked(self._of_known(swarm, unread, min(ASKED_SUBJECTS, wanted // 2)))
+            arrived |= await self._asked(self._by_known_senders(swarm, unread, min(ASKED_SUBJECTS, wanted // 2)))
         plan = plan_intake(unread, wanted, self._random, arrived)
         moved = IntakeCursor(position=max(cursor.position, last_seq), unread=list(plan.unread), readers=readers)
         if (plan.positions or last_seq) and not await self._move_cursor(moved, revision):
@@ -368,7 +368,7 @@ class SwarmReader:
         self._claimed = [seq for seq in claimed if found and seq > found[-1].seq] if found else claimed[neighbours:]
         return found
 
-    async def _of_known(self, swarm: Transport, unread: Sequence[int], most: int) -> dict[int, StoredMessage]:
+    async def _by_known_senders(self, swarm: Transport, unread: Sequence[int], most: int) -> dict[int, StoredMessage]:
         """An unread message of each of some senders whose groups were accepted."""
         oldest = unread[-max(SPREAD * most, LEAST_SPREAD) :][0]
         known = self._random.sample(list(self._known_subjects), min(most, len(self._known_subjects)))
