@@ -42,7 +42,6 @@ from shared.model.base_policy import (
 from shared.model.loading import load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.tasks.held_out import HeldOut
-from shared.tasks.prompt import text_key
 
 _WORD = re.compile(r"\S+\s*")
 _VARIABLE = re.compile(r"[0-9]|(?<![A-Za-z])[A-Z](?![A-Za-z])|[+\-<>\[\]]{2}")
@@ -149,7 +148,7 @@ def _examples(task: TaskSpec, position: int, attempts: int, held_out: HeldOut) -
         item: dict[str, Any] = dataset[index]
         question = item["question"]
         answer = item["answer"] if item["answer"] is not None else item["metadata"].get("example_answer")
-        if answer is not None and question not in seen and not held_out.contains(text_key(question)):
+        if answer is not None and question not in seen and not held_out.contains_text(question):
             seen.add(question)
             yield Example(task.dataset, question, str(answer))
 

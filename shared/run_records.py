@@ -168,6 +168,14 @@ def eval_report(node: str, line: Mapping[str, Any]) -> EvalReport | None:
         return None
 
 
+def added_words(line: Mapping[str, Any]) -> str:
+    """Say of a line of `eval_sets.jsonl` that its set was added during the run; empty if not."""
+    step: Any = line.get("added_at")
+    if not isinstance(step, int) or step <= 0:
+        return ""
+    return f"added at step {step:,}: earlier steps may have trained on its questions"
+
+
 _GOES_ON_AFTER = "goes_on_after"
 
 

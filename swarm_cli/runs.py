@@ -60,7 +60,9 @@ _PORT = msgspec.Meta(ge=1, le=65_535)
 
 
 class StartOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Options of `swarm up` that say which nodes run where; None or empty if not given."""
+    """Options of `swarm up` that say which nodes run where, and until when; None or empty if not
+    given.
+    """
 
     nodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] | None = None
     names: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=MAX_NODES)] = ()
@@ -68,6 +70,7 @@ class StartOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     nats_port: Annotated[int, _PORT] | None = None
     nats_url: str = ""
     base_port: Annotated[int, _PORT] | None = None
+    steps: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
 
     def words(self) -> Iterator[str]:
         """The options as words for a shell, such as `--nodes 3`."""
@@ -186,7 +189,9 @@ def goes_on(folder: Path) -> str:
     if note is not None and isinstance(note.options, StartOptions) and is_own(folder):
         config = note.options.config
         if not (config and in_a_run(config, folder)):
-            return _to(note.started_in) + note.options.command(folder.name)
+            end = read_end(folder)  # the steps of a run that has taken them all would end it at once
+            options = msgspec.structs.replace(note.options, steps=None) if end and end.how == "complete" else note.options
+            return _to(note.started_in) + options.command(folder.name)
     return f"swarm up --run {folder.name}, with the options that it was started with"
 
 

@@ -60,6 +60,10 @@ TRIAL_STEPS = 3
 MOST_SEEDS = 300
 """Each has held-out questions of its own (`eval.draw`)."""
 MOST_NEEDED = 1000
+TOGETHER_S = 60.0
+"""How long a node waits for other nodes' groups before it goes on with fewer: that the nodes begin
+together must not depend on which of them has loaded its model first.
+"""
 _TELL_EVERY_S = 60.0
 _LAST_LINES = 12
 _BESIDE_THE_RUN = {"node", "nats", "policy_store", "http", "log"}
@@ -94,8 +98,8 @@ class Plan:
             f"{self.config.generator.completions} answers a step, {self.completions:,} completions a node in all, and on up to "
             f"{self.external} further groups a step. Sharing: these are other nodes' groups. Own replay: nothing is taken from "
             f"others; they are local groups of the last {SamplerSection.replay_batches} batches whose rewards "
-            'differ (sampler.replay). Fixed in both: sampler.adapt = "off", sampler.shortage = "short". Everything else is as '
-            "configured; a seed has the same held-out questions in both."
+            'differ (sampler.replay). Fixed in both: sampler.adapt = "off", sampler.shortage = "short" after '
+            f"{TOGETHER_S:.0f} s or more. Everything else is as configured; a seed has the same held-out questions in both."
         )
 
     def settings(self) -> dict[str, object]:
@@ -113,6 +117,7 @@ class Plan:
         """The environment of a run's `swarm up`: the caller's, the seed, and the arm's settings."""
         kept = {name: value for name, value in os.environ.items() if name != SWARM_URL_VARIABLE}
         sampler = {"local": self.local, "external": self.external, "replay": 0, "adapt": "off", "shortage": "short"}
+        sampler["shortage_wait_s"] = max(TOGETHER_S, self.config.sampler.shortage_wait_s)
         if arm == REPLAY:
             sampler |= {"external": 0, "replay": self.external}
         chosen = {
@@ -464,6 +469,9 @@ def _equal(results: Mapping[str, Result]) -> dict[str, float]:
 
 def sentence(pairs: Pairs) -> str:
     """The answer in one sentence."""
+    alone = sum(not results[SHARING].figures["further groups"] for results in pairs.values())
+    if alone == len(pairs):
+        return "Sharing: not measured, because no group of another node was trained on"
     found = estimate(differences(pairs))
     seeds = count(found.n, "seed")
     gain = f"Sharing: {_signed(found.mean)} held-out"
@@ -476,7 +484,8 @@ def sentence(pairs: Pairs) -> str:
         needed = seeds_needed(differences(pairs), MOST_NEEDED)
         more = f"about {needed:,} would show it" if needed else f"more than {MOST_NEEDED:,} would be needed"
         shown = f"not shown with {seeds}; {more}"
-    return f"{gain} (95 %: {_signed(found.low)} to {_signed(found.high)}) {against}: {shown}"
+    partly = f"; in {alone} of them no group of another node was trained on" if alone else ""
+    return f"{gain} (95 %: {_signed(found.low)} to {_signed(found.high)}) {against}: {shown}{partly}"
 
 
 def _signed(value: float, digits: int = 2) -> str:

@@ -14,8 +14,8 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count as count_up
 from itertools import takewhile
 from pathlib import Path
@@ -74,15 +74,19 @@ async def is_last(context: ServiceContext, version: int, steps: int) -> bool:
     """
     if steps and version >= steps:
         return True
+    position = await _trainer_position(context)
+    return position.finished and position.policy_version == version
+
+
+async def _trainer_position(context: ServiceContext) -> TrainerPosition:
+    """Where the trainer is; at the beginning if nobody can tell."""
     entry = await context.node.kv.get(node_bucket(context.config.node.id), TRAINER_KEY)
-    if entry is None:
-        return False
     try:
-        position = decode(entry.value, TrainerPosition)
+        if entry is not None:
+            return decode(entry.value, TrainerPosition)
     except MessageError as error:
         context.log.error("trainer_position_unreadable", reason=str(error))
-        return False
-    return position.finished and position.policy_version == version
+    return TrainerPosition(policy_version=0, consumed_local=0)
 
 
 class _EvaluationLines:
@@ -286,7 +290,7 @@ class Evaluator:
         )
         self._lines.append(eval_line(report))
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
-        self._write_samples(answers, scored, report)
+        self._write_samples(answers, scored, [{name: values[0] for name, values in each.parts.items()} for each in results], report)
         self._show(report)
         pass_rate = None if report.pass_rate is None else round(report.pass_rate, 4)
         mean_reward, n = round(report.mean_reward, 4), report.n
@@ -323,12 +327,15 @@ class Evaluator:
         ]
         return base[-1].pass_rate if base else None
 
-    def _write_samples(self, answers: Sequence[Sample], scored: Sequence[Score], report: EvalReport) -> None:
+    def _write_samples(
+        self, answers: Sequence[Sample], scored: Sequence[Score], parts: Sequence[Parts], report: EvalReport
+    ) -> None:
         """Nothing depends on the samples; those that cannot be written are dropped."""
         version, time_s = report.policy_version, report.created_at
         remedy = f"free space at {self._file.parent}; the scores are complete, the answers of these versions are not on record"
         with self._context.writes.trying("samples", remedy):
-            self._samples.append(samples_line(self._tasks, answers, scored, policy_version=version, time_s=time_s))
+            line = samples_line(self._tasks, answers, scored, parts, policy_version=version, time_s=time_s, scorer=self._scorer)
+            self._samples.append(line)
 
 
 def _turns_of_sets(entry: KvEntry | None) -> dict[str, SetTurn]:
@@ -341,26 +348,33 @@ def _turns_of_sets(entry: KvEntry | None) -> dict[str, SetTurn]:
         return {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AskedSet:
     """An evaluation set with its file read, and its questions that fit the model."""
 
     spec: EvalSet
     tasks: Sequence[PromptedTask]
 
+    @cached_property
+    def questions(self) -> str:
+        """Identify its questions."""
+        return held_out_id([each.task for each in self.tasks])
+
+    @property
+    def asked(self) -> str:
+        """Identify what is asked, and how."""
+        return hashlib.sha256(json.dumps([self.questions, self.spec.k, self.spec.temperature]).encode()).hexdigest()
+
     @property
     def measure(self) -> str:
-        """Identify what a result depends on besides the policy. Results of other measures are not
-        compared.
+        """Identify what a result depends on besides the policy: with another reward everything is
+        measured again.
         """
-        asked = [held_out_id([each.task for each in self.tasks]), self.spec.k, self.spec.temperature]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        return hashlib.sha256(f"{self.asked} {scorers_id([self.spec])}".encode()).hexdigest()
 
 
 _COMPLETIONS_A_CALL = 32
 """The fewest of one call: with fewer an engine works much slower."""
-_TURNS_KEPT = 60
-"""Then those of sets that are no longer configured go."""
 _SETS_POLL_S = 0.5
 _IDLE_PARTS = 4
 """After a measurement no other one of that set begins for this many times as long as it took."""
@@ -382,6 +396,7 @@ class SetEvaluator:
         self._config = config
         self._server = ServerWait(context)
         self._engine = engine
+        self._names = {each.spec.name for each in sets}
         self._sets = [each for each in sets if each.tasks]
         self._swaps = swaps
         self._bucket = node_bucket(config.node.id)
@@ -396,8 +411,12 @@ class SetEvaluator:
 
     async def begin(self) -> None:
         """Ask the base policy the questions of each set on which it was never measured. Call this
-        before following a published policy.
+        before following a published policy. Turns of sets that are configured no more go: what
+        they asked may be trained on from now on.
         """
+        entry = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
+        if entry is not None and not self._names.issuperset(turns := _turns_of_sets(entry)):
+            await self._turn_over(entry, {name: turn for name, turn in turns.items() if name in self._names})
         for each in self._sets:
             turn = await self._turn(each)
             again = turn is not None and not turn.base and turn.policy_version == 0 and turn.replica == self._context.replica
@@ -461,13 +480,21 @@ class SetEvaluator:
 
     async def _take_turn(self, each: AskedSet, version: int) -> bool:
         """Claim the version for a set by compare-and-set; False if another replica was faster."""
+        trained = (await _trainer_position(self._context)).policy_version
 
         def claimed(turn: SetTurn | None) -> SetTurn | None:
             known = turn if turn is not None and turn.measure == each.measure else None
             if known is not None and known.policy_version >= version + (known.replica == self._context.replica):
                 return None
-            base = known is not None and known.base
-            return SetTurn(measure=each.measure, policy_version=version, replica=self._context.replica, base=base)
+            added_at = turn.added_at if turn is not None and turn.questions == each.questions else trained
+            return SetTurn(
+                measure=each.measure,
+                policy_version=version,
+                replica=self._context.replica,
+                base=known is not None and known.base,
+                questions=each.questions,
+                added_at=added_at,
+            )
 
         taken = await self._turned(each.spec.name, claimed)
         if taken:
@@ -484,21 +511,28 @@ class SetEvaluator:
             turn = change(sets.get(name))
             if turn is None:
                 return False
-            if len(sets) >= _TURNS_KEPT:
-                sets = {each.spec.name: sets[each.spec.name] for each in self._sets if each.spec.name in sets}
-            try:
-                held_out = None if entry is None else decode(entry.value, EvalTurn)
-            except MessageError:
-                held_out = None
-            mine = EvalTurn(
-                policy_version=held_out.policy_version if held_out else 0,
-                replica=held_out.replica if held_out else self._context.replica,
-                sets={**sets, name: turn},
-            )
-            with suppress(Conflict):
-                revision = entry.revision if entry else 0
-                await self._context.node.kv.update(self._bucket, EVAL_TURN_KEY, encode(mine), last_revision=revision)
+            if await self._turn_over(entry, {**sets, name: turn}):
                 return True
+
+    async def _turn_over(self, entry: KvEntry | None, sets: dict[str, SetTurn]) -> bool:
+        """Store the turns of sets beside that of the held-out questions, unless another replica has
+        changed them since `entry` was read.
+        """
+        try:
+            held_out = None if entry is None else decode(entry.value, EvalTurn)
+        except MessageError:
+            held_out = None
+        mine = EvalTurn(
+            policy_version=held_out.policy_version if held_out else 0,
+            replica=held_out.replica if held_out else self._context.replica,
+            sets=sets,
+        )
+        try:
+            revision = entry.revision if entry else 0
+            await self._context.node.kv.update(self._bucket, EVAL_TURN_KEY, encode(mine), last_revision=revision)
+        except Conflict:
+            return False
+        return True
 
     async def _measure(self, each: AskedSet) -> None:
         async with self._swaps:
@@ -544,6 +578,7 @@ class SetEvaluator:
             texts = [[answer.text for answer in of_task] for of_task in answered.samples]
             results = await scorers.score([(task.task, said) for task, said in zip(each.tasks, texts, strict=True)])
         scores = judged_answers(rules, [task.task.ref for task in each.tasks], results)
+        turn = await self._turn(each)
         line = set_line(
             each,
             [scores[first : first + spec.k] for first in range(0, len(scores), spec.k)],
@@ -551,6 +586,7 @@ class SetEvaluator:
             node=self._config.node.id,
             policy_version=answered.policy_version,
             seconds=round(answered.seconds + time.monotonic() - started, 3),
+            added_at=turn.added_at if turn is not None else 0,
         )
         self._lines.append(line)
 
@@ -577,18 +613,25 @@ class _SetAnswers:
 
 
 def set_line(
-    each: AskedSet, scores: Sequence[Sequence[Score]], rules: PassRules, *, node: str, policy_version: int, seconds: float
+    each: AskedSet,
+    scores: Sequence[Sequence[Score]],
+    rules: PassRules,
+    *,
+    node: str,
+    policy_version: int,
+    seconds: float,
+    added_at: int = 0,
 ) -> dict[str, Any]:
     """One line of `eval_sets.jsonl`, from the scores of the answers to each question: that of a
     held-out evaluation with answers for tasks (`pass_rate` is avg@k), and pass@k for 1, 2, 4 and so
-    on up to k. `error`: standard error of the mean over questions.
+    on up to k. `error`: standard error of the mean over questions. `added_at`: as in `SetTurn`.
     """
     spec, refs = each.spec, [task.task.ref for task in each.tasks]
     known = [(spec.dataset, *score) for of_question in scores for score in of_question]
     scorer = scorers_id([spec])
-    about = {"set": spec.name, "k": spec.k, "temperature": spec.temperature, "questions": len(scores)}
+    about = {"set": spec.name, "k": spec.k, "temperature": spec.temperature, "questions": len(scores), "added_at": added_at}
     if all(reward is None for _, reward, _ in known):
-        unscored = unscored_line(policy_version, len(known), each.measure, scorer, time.time())
+        unscored = unscored_line(policy_version, len(known), each.asked, scorer, time.time())
         return {**about, **unscored, "pass_at": {}, "error": 0.0, "seconds": seconds}
     report = summarise(
         known,
@@ -596,7 +639,7 @@ def set_line(
         policy_version=policy_version,
         created_at=time.time(),
         seconds=seconds,
-        held_out=each.measure,
+        held_out=each.asked,
         scorer=scorer,
         pass_rule=rules.rule(refs),
         values=rules.values,
@@ -638,6 +681,8 @@ def eval_line(report: EvalReport) -> dict[str, Any]:
     }
 
 
+Parts = Mapping[str, float | None]
+"""Of an answer that several rewards score, the value of each; None where it does not apply."""
 SAMPLES_IN_ALL = 32
 TEXT_CHARACTERS = 2000
 """With 32 samples a line is smaller than 1.6 MB, whatever the characters; 20 KB is usual."""
@@ -656,18 +701,25 @@ def sampled_places(datasets: Sequence[str]) -> list[int]:
 
 
 def samples_line(
-    tasks: Sequence[PromptedTask], answers: Sequence[Sample], scores: Sequence[Score], *, policy_version: int, time_s: float
+    tasks: Sequence[PromptedTask],
+    answers: Sequence[Sample],
+    scores: Sequence[Score],
+    parts: Sequence[Parts],
+    *,
+    policy_version: int,
+    time_s: float,
+    scorer: str,
 ) -> str:
-    """One line of the file. `answers` and `scores` belong to `tasks`, which are all held-out
-    tasks.
+    """One line of the file. `answers`, `scores` and `parts` (of several rewards, the value of each)
+    belong to `tasks`, which are all held-out tasks.
     """
     places = sampled_places([each.task.ref.dataset for each in tasks])
-    samples = [_sample(tasks[place].task, answers[place], scores[place]) for place in places]
-    line = {"policy_version": policy_version, "time": round(time_s, 3), "samples": samples}
+    samples = [_sample(tasks[place].task, answers[place], scores[place], parts[place]) for place in places]
+    line = {"policy_version": policy_version, "time": round(time_s, 3), "scorer": scorer, "samples": samples}
     return json.dumps(line, separators=(",", ":"))
 
 
-def _sample(task: Task, answer: Sample, score: Score) -> dict[str, Any]:
+def _sample(task: Task, answer: Sample, score: Score, parts: Parts) -> dict[str, Any]:
     """A task, its answer and its score, with texts cut, so that a line's size is bounded."""
     ref = task.ref
     return {
@@ -680,6 +732,7 @@ def _sample(task: Task, answer: Sample, score: Score) -> dict[str, Any]:
         "characters": len(answer.text),
         "reward": score[0],
         "passed": score[1],
+        **({"parts": dict(parts)} if parts else {}),
         "tokens": len(answer.token_ids),
         "finish_reason": answer.finish_reason,
     }

@@ -174,14 +174,16 @@ def log_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
 class WaitingReport:
     """Logs every `TOLD_EVERY_S` that no batch is built, with what is missing and what to check.
 
-    That is a warning, except until this process's first batch, where it is one only after
-    `FIRST_BATCH_S`: the models are loaded and the first groups sampled meanwhile, which takes
-    minutes even if all is well. `now`: seconds of a clock that only goes forward.
+    That is a warning, except where it takes minutes even if all is well: until this process's first
+    batch, while models are loaded and the first groups sampled, and while the trainer takes a step,
+    it is one only after `FIRST_BATCH_S`; and never within twice the longest wait that has ended.
+    `now`: seconds of a clock that only goes forward.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._any_built = False
+        self._longest_s = 0.0
         self._since: float | None = None
         self._told_at = 0.0
 
@@ -194,6 +196,8 @@ class WaitingReport:
             self._since = now
 
     def built(self, now: float) -> None:
+        if self._any_built and self._since is not None:
+            self._longest_s = max(self._longest_s, now - self._since)
         self._any_built = True
         self.begin(now)
 
@@ -202,15 +206,23 @@ class WaitingReport:
         if now - self._told_at <= TOLD_EVERY_S:
             return
         self._told_at, waited_s = now, now - (self._since or 0.0)
-        starting = not self._any_built and waited_s < FIRST_BATCH_S
-        (self._log.info if starting else self._log.warning)(
-            "no_batch_yet" if starting else "no_batch",
+        because = ""
+        if not self._any_built:
+            because = "the models may still be loading"
+        elif waiting.reason is WaitFor.TRAINER:
+            because = "the trainer takes a step"
+        if waited_s >= FIRST_BATCH_S:
+            because = ""
+        if waited_s < 2 * self._longest_s:
+            because = f"batches have taken up to {self._longest_s:.0f} s"
+        (self._log.info if because else self._log.warning)(
+            "no_batch_yet" if because else "no_batch",
             next_batch=next_batch,
             waiting_for=waiting.reason.name.lower(),
             have=waiting.have,
             need=waiting.need,
             seconds=round(waited_s),
-            **({"because": "the models may still be loading"} if starting else {"remedy": _REMEDIES[waiting.reason]}),
+            **({"because": because} if because else {"remedy": _REMEDIES[waiting.reason]}),
         )
 
 

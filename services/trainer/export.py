@@ -30,7 +30,16 @@ from shared.model.configuration import quietly
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.model.weights import DeltaRounding, RoundingTally, load_policy_tensors, load_trainable, policy_tensors
-from shared.run_records import CHECKPOINTS, EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE, eval_lines, eval_report, read_jsonl
+from shared.run_records import (
+    CHECKPOINTS,
+    EVAL_FILE,
+    EVAL_SETS_FILE,
+    METRICS_FILE,
+    added_words,
+    eval_lines,
+    eval_report,
+    read_jsonl,
+)
 from shared.text import visible
 from shared.version import VERSION
 
@@ -135,13 +144,14 @@ def _set_scores(lines: Sequence[Mapping[str, Any]], step: int) -> list[str]:
     """Results on evaluation sets: of the last measured version up to this one, beside the base
     policy's by the same measure.
     """
-    rows = []
+    rows, added = [], []
     for name in sorted({str(line["set"]) for line in lines}):
         of_set = [(line, report) for line in lines if line["set"] == name and (report := eval_report("node", line)) and report.n]
         known = {report.policy_version: (line, report) for line, report in of_set if report.policy_version <= step}
         if not known:
             continue
         line, last = known[max(known)]
+        added += [f"- {visible(name, 64)} was {words}." for words in [added_words(line)] if words]
         base_line, base = known.get(0, (None, None))
         if base is not None and incomparable(base, last):
             base_line, base = None, None
@@ -160,7 +170,9 @@ def _set_scores(lines: Sequence[Mapping[str, Any]], step: int) -> list[str]:
             rows.append(f"| {visible(name, 64)}, {words} ({about}) | {' | '.join(values)} | {version} |")
     if not rows:
         return []
-    return ["", "## Evaluation sets, never trained on", "", "| set | base | trained | version |", "|---|---|---|---|", *rows]
+    title = "Evaluation sets" if added else "Evaluation sets, never trained on"
+    table = ["", f"## {title}", "", "| set | base | trained | version |", "|---|---|---|---|", *rows]
+    return [*table, *(["", *added] if added else [])]
 
 
 def _pass_at(line: Mapping[str, Any] | None, k: Any) -> float | None:

@@ -60,11 +60,14 @@ class StepRecord(IntakeRecord, LikelihoodRecord, UpdateRecord):
     step has built its part.
 
     trained_of: how many groups of each node and dataset took part in the update, without replayed
-    ones.
+    ones. scorer: identifies the rewards as the trainer's configuration has them
+    (`shared.config.scorers_id`, without the names of files' rows); None for a step with groups that
+    former ones had scored.
     """
 
     step: int
     time: float
+    scorer: str | None = None
     trained_of: dict[str, dict[str, int]] = field(default_factory=dict)
     phase_seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
 
@@ -137,7 +140,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
     """The record's finite numbers under the names that trackers show."""
     numbers: dict[str, float] = {}
     for name, value in asdict(record).items():
-        if name in {"step", "time"} or (isinstance(value, dict) and name != "phase_seconds"):
+        if name in {"step", "time", "scorer"} or (isinstance(value, dict) and name != "phase_seconds"):
             continue
         if name == "phase_seconds":
             numbers |= {f"seconds/{phase}": float(seconds) for phase, seconds in value.items()}

@@ -35,7 +35,7 @@ from services.trainer.selection.left_out import LeftOutReport
 from services.trainer.step_publisher import CheckpointKeeper, StepPublisher
 from services.trainer.tracking.base import Feeds, open_feeds, tracking_problems
 from shared.cancelling import sleep_unless_stopped, unless_stopped
-from shared.config import NodeConfig
+from shared.config import NodeConfig, scorers_id
 from shared.contracts.messages import Batch, batch_fields
 from shared.contracts.status_figures import FIRST_GROUPS, StatusFigure
 from shared.device_turns import TurnError, device_turns
@@ -149,6 +149,7 @@ class _Training:
         self._learner, self._gauges = learner, gauges
         self._left_out = LeftOutReport(time.monotonic())
         self._scorers = {spec.scorer_id for spec in config.tasks}
+        self._scorer = scorers_id(config.tasks)
         self._log = context.log
         self._batches = BatchLog(context.node, config.node.id)
         self._checkpoints = CheckpointKeeper(config, context, learner, gauges, self._batches, worker)
@@ -353,7 +354,9 @@ class _Training:
             publish=time.perf_counter() - started,
             checkpoint=self._checkpoints.step_seconds(),
         )
-        self._write(replace(record, phase_seconds=phases), batch, position)
+        former = sum(item.scored.scorer not in (None, *self._scorers) for item in batch.items)
+        self._tell_former_rewards(batch.number, former)
+        self._write(replace(record, phase_seconds=phases, scorer=None if former else self._scorer), batch, position)
         if self._checkpoints.due(position.batch_number):
             await self._publisher.checkpoint()
         await self._until_saved()
@@ -386,7 +389,6 @@ class _Training:
         tell_of_trained(record.step, record.phase_seconds.total - record.phase_seconds.wait, self._learner.trained)
         self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)
-        self._tell_former_rewards(batch)
         _tell_left_out(self._left_out, record, self._log)
         self._log.info(
             "step",
@@ -400,15 +402,14 @@ class _Training:
             seconds=round(record.phase_seconds.total, 3),
         )
 
-    def _tell_former_rewards(self, batch: Batch) -> None:
+    def _tell_former_rewards(self, step: int, former: int) -> None:
         """Batches that were in the log when a reward was changed are trained on: the same log gives
         the same weights.
         """
-        former = sum(item.scored.scorer not in (None, *self._scorers) for item in batch.items)
         if former and not self._context.status.get(StatusFigure.FORMER_REWARDS):
             self._log.warning(
                 "former_rewards",
-                batch=batch.number,
+                batch=step,
                 groups=former,
                 reason="these groups were scored before a verifier, its package or pass_at was changed",
                 consequence="they are trained on with their former rewards, as are others in the batch log",

@@ -325,7 +325,7 @@ class Border:
 
     def _fingerprint_or_problem(self, group: RolloutGroup) -> GroupPrint | Problem:
         """The group's print, or the problem of its texts or tokens. Reads nothing that changes."""
-        if self._held_out.contains(group.task.key):
+        if self._held_out.contains(group.task):
             return Refusal.HELD_OUT, "the task is in this node's held-out set"
         return self._rules.completions_problem(group) or self._copies.fingerprint_of(group)
 

@@ -214,7 +214,9 @@ def incomparable(one: Scored, newest: Scored) -> str:
 class SetTurn(Message, frozen=True, kw_only=True):
     """The newest version that a generator has claimed to measure on an evaluation set. `measure`:
     of the set's questions, scorer, k and temperature; with another one everything is measured
-    again. done: it has been; base: so has the base policy.
+    again. done: it has been; base: so has the base policy. questions: what is asked
+    (`shared.tasks.held_out.held_out_id`); added_at: the trainer's version when they first were, so
+    that steps up to it may have trained on them.
     """
 
     measure: Sha256
@@ -222,6 +224,8 @@ class SetTurn(Message, frozen=True, kw_only=True):
     replica: PlainText
     done: bool = False
     base: bool = False
+    questions: Sha256 | None = None
+    added_at: Count = 0
 
 
 class EvalTurn(Message, frozen=True, kw_only=True):

@@ -33,7 +33,6 @@ from shared.config.task_sections import TaskSpec
 from shared.contracts.messages import user_prompt
 from shared.model.prompts import encode_answer, render_prompt
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut, held_out_tasks
-from shared.tasks.prompt import text_key
 
 RECIPE_FILE = "base_policy.json"
 RECIPE_VERSION = 1
@@ -373,7 +372,7 @@ def draw_examples(task: TaskSpec, seed: int, attempts: int, held_out: HeldOut) -
     for index in range(attempts):
         item = dataset[index]
         question, answer = item["question"], item["answer"]
-        if answer is not None and question not in seen and not held_out.contains(text_key(question)):
+        if answer is not None and question not in seen and not held_out.contains_text(question):
             seen.add(question)
             yield Example(task.dataset, question, str(answer))
 

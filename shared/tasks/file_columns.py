@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from shared.contracts.limits import MAX_PROMPT_MESSAGES, MAX_TEXT_CHARS
 from shared.tasks.answers import MAX_ANSWER_CHARS
 from shared.tasks.file_formats import MAX_DIGITS, PACKED, Row, Unusable, rows_of, too_many_digits
-from shared.tasks.prompt import prompt_text, read_prompt
+from shared.tasks.file_rows import Asked, asked_of
+from shared.tasks.prompt import prompt_text, read_prompt, row_messages
 
 USUAL = {
     "question": ("prompt", "question", "problem"),
@@ -34,13 +35,14 @@ class TextRow(NamedTuple):
     """`row`: where it is, and what is wrong with the whole of it; its values are left out, but if
     it lacks a column, it has the names of those that it has. `lacking`: the columns that it lacks.
     `problems`: what is wrong with others. `texts`: question, answer and what else the reward gets;
-    empty if anything is wrong.
+    empty if anything is wrong. `asked`: what the question is known by in another form.
     """
 
     row: Row
     lacking: Sequence[str] = ()
     problems: Sequence[str] = ()
     texts: tuple[str, ...] = ()
+    asked: Asked = Asked(0)
 
 
 class Columns:
@@ -96,6 +98,14 @@ class Columns:
         if parts := self._parts[setting]:
             return "".join(text if column is None else text + _inserted(column, value_at(values, column)) for text, column in parts)
         return value_at(values, self.needed(setting)[0])
+
+    def asked(self, values: Mapping[str, Any], question: str, answer: str) -> Asked:
+        """What a row asks, whatever the form. `question`, `answer`: its texts."""
+        if self._parts["question"]:
+            return asked_of((_inserted(name, value_at(values, name)) for name in sorted(self.needed("question"))), answer)
+        said = row_messages(question)
+        system = "\0".join(text for role, text in said if role == "system")
+        return asked_of((text for role, text in said if role != "system"), answer, system)
 
     def further(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> str:
         """The part of a row that the reward gets besides question and answer as texts, as JSON;
@@ -216,15 +226,17 @@ def _as_texts(row: Row, columns: Columns) -> TextRow:
             texts[setting] = checked(columns.value(setting, row.values))
         except ValueProblem as problem:
             problems.append(f"{where}: {problem}")
-    further = ""
+    further, asked = "", Asked(0)
     try:
         if len(texts) == 2:
             further = columns.further(row.values, texts)
+            asked = columns.asked(row.values, texts["question"], texts["answer"])
     except ValueProblem as problem:
         problems.append(str(problem))
     if lacking:
         place = place._replace(values=dict.fromkeys(islice(_names(row.values), _NAMES_KEPT)))
-    return TextRow(place, tuple(dict.fromkeys(lacking)), problems, () if lacking or problems else (*texts.values(), further))
+    found = () if lacking or problems else (*texts.values(), further)
+    return TextRow(place, tuple(dict.fromkeys(lacking)), problems, found, asked)
 
 
 def _raw(value: Any) -> Any:

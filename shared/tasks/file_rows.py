@@ -13,12 +13,13 @@ import hashlib
 import json
 import mmap
 import os
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,28 @@ _DOMAIN = b"swarm task rows 1\x00"
 _ENTRY_BYTES = 8
 _TEXTS = 3
 """Of a row: question, answer, and what else its reward gets."""
+_LAST_WORD = re.compile(r"\w+(?:[.,/]\w+)*\W*\Z")
+
+
+class Asked(NamedTuple):
+    """Numbers by which a row is known again in another form, under another template or system
+    message. `question`: of the values of the columns that its template inserts, in the order of
+    their names, or of the texts of its messages, with the answer's last word; `system`: of its
+    system messages, 0 without.
+    """
+
+    question: int
+    system: int = 0
+
+
+def asked_of(values: Iterable[str], answer: str, system: str = "") -> Asked:
+    """Without the answer, two templates that ask two different things of one text would be alike;
+    of the answer only the last word counts, so that `#### 72` and `72` are alike.
+    """
+    last = _LAST_WORD.search(answer)
+    word = re.sub(r"\W+\Z|,", "", last[0]) if last else answer
+    texts = "\0".join(question_key(each) for each in (*values, word))
+    return Asked(_hash(texts.encode()), _hash(question_key(system).encode()) if system else 0)
 
 
 class RowLocations:
@@ -61,14 +84,18 @@ class FileRows:
         where: str = "",
         hashes: Sequence[int] | None = None,
         places: RowLocations | None = None,
+        asked: Sequence[int] = (),
     ) -> None:
         """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: the file's name
         in error messages. `hashes`: of the questions. `places`: of the rows in the user's files.
+        `asked`: of each row the number that rows of other files have too if they ask the same.
         Set by the reader: `note`, what a user should know of how the file was read; `columns`,
         those that question and answer are read from, by setting; `names`, all that the file has;
-        `used`, those of them that its reward gets.
+        `used`, those of them that its reward gets;
+        `questions_name`, the name without those.
         """
         self.name = name
+        self.questions_name = name
         self.descriptor = descriptor
         self.where = where
         self.places = places
@@ -81,6 +108,7 @@ class FileRows:
         self._map = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)
         self._ends = memoryview(self._map)[self.size_bytes - _TEXTS * _ENTRY_BYTES * count :].cast("Q")
         self._hashes = hashes
+        self._asked = asked
         self._distinct: int | None = None
 
     def __len__(self) -> int:
@@ -111,6 +139,12 @@ class FileRows:
     def question_bytes(self, index: int) -> bytes:
         return self._map[self._ends[_TEXTS * index - 1] if index else 0 : self._ends[_TEXTS * index]]
 
+    def asked(self, index: int) -> Sequence[int]:
+        """The number of what the row asks, by which rows of all files are compared in whatever
+        form; empty if it is not known, or for an index beyond the rows.
+        """
+        return self._asked[index : index + 1]
+
     def shuffled(self, draw: int) -> Iterator[int]:
         """All row numbers in an order determined by `draw` and the hashes of the questions, the
         same on every node with these rows.
@@ -124,13 +158,13 @@ class FileRows:
         yield from map(int, np.argsort(mixed, kind="stable"))
 
     def distinct_questions(self) -> int:
-        """Number of questions that are different for evaluation (`question_key`): one that is held
-        out takes all that differ from it only in case and spacing out of training.
+        """Number of questions that are different for evaluation (`HeldOut`): one that is held out
+        takes all that differ from it only in case, spacing or form out of training.
         """
         if self._distinct is None:
             questions = (self.question_bytes(index).decode() for index in range(self._count))
             keys = array("Q", (_hash(question_key(question).encode()) for question in questions))
-            self._distinct = int(np.unique(np.asarray(keys, dtype=np.uint64)).size)
+            self._distinct = min(int(np.unique(np.asarray(each, dtype=np.uint64)).size) for each in (keys, self._asked) if each)
         return self._distinct
 
     def contradictions(self) -> Iterator[tuple[int, int]]:
@@ -167,13 +201,14 @@ class RowsWriter:
         self._has_further = False
         self._ends = array("Q")
         self._hashes = array("Q")
+        self._asked, self._systems = array("Q"), array("Q")
         self._places = RowLocations()
         self.text_bytes = 0
 
     def __len__(self) -> int:
         return len(self._hashes)
 
-    def add(self, question: str, answer: str, further: str, file: Path, number: int) -> None:
+    def add(self, question: str, answer: str, further: str, asked: Asked, file: Path, number: int) -> None:
         """Append a row, which is the `number`th of `file`. `further`: as
         `shared.tasks.file_columns.Columns.further` writes it.
 
@@ -188,16 +223,35 @@ class RowsWriter:
             self._ends.append(self.text_bytes)
         self._has_further |= bool(further)
         self._hashes.append(_hash(texts[0]))
+        self._asked.append(asked.question)
+        self._systems.append(asked.system)
         self._places.add(file, number)
 
     def finish(self, where: str) -> FileRows:
         self._file.write(bytes(-self.text_bytes % _ENTRY_BYTES))
         self._file.write(self._ends.tobytes())
         self._file.flush()
+        questions_name = NAME_PREFIX + self._digest.hexdigest()[:_NAME_DIGITS]
         if self._has_further:  # without, the name is the same whatever the reward
             self._digest.update(_DOMAIN + self._further.digest())
         name = NAME_PREFIX + self._digest.hexdigest()[:_NAME_DIGITS]
-        return FileRows(name, os.dup(self._file.fileno()), len(self), where, self._hashes, self._places)
+        rows = FileRows(name, os.dup(self._file.fileno()), len(self), where, self._hashes, self._places, self._numbers())
+        rows.questions_name = questions_name
+        return rows
+
+    def _numbers(self) -> Sequence[int]:
+        """Of each row, what it asks. A system message is the form of a question, except where it
+        alone tells rows apart and is of one question only: then it holds what is asked about.
+        """
+        if not any(self._systems):
+            return self._asked
+        asked, systems = (np.asarray(each, dtype=np.uint64) for each in (self._asked, self._systems))
+        pairs = np.unique(np.stack([asked, systems], axis=1), axis=0)
+        (questions, forms), (texts, uses) = (np.unique(pairs[:, side], return_counts=True) for side in (0, 1))
+        told_apart = (forms[np.searchsorted(questions, asked)] > 1) & (uses[np.searchsorted(texts, systems)] == 1)
+        with np.errstate(over="ignore"):
+            mixed = asked ^ (systems * np.uint64(0x9E3779B97F4A7C15))
+        return array("Q", np.where(told_apart, mixed, asked).tobytes())
 
 
 _held: dict[str, FileRows] = {}

@@ -118,7 +118,7 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
                     break
                 if read.texts:
                     question, answer, further = read.texts
-                    writer.add(question, answer, further, read.row.file, read.row.number)
+                    writer.add(question, answer, further, read.asked, read.row.file, read.row.number)
                 if writer.text_bytes > MAX_BYTES or len(writer) > MAX_ROWS:
                     raise FileSourceError("\n".join([f"{spec.path}: {_too_large()}", *mistakes.lines()]))
             if not len(writer) and not mistakes:

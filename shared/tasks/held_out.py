@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from itertools import count as count_up
 from typing import TYPE_CHECKING
 
@@ -34,28 +35,40 @@ set stays smaller.
 
 
 class HeldOut:
-    """The tasks that must not be trained on, by their keys: held-out tasks and those of evaluation
-    sets.
+    """The tasks that must not be trained on: held-out tasks and those of evaluation sets. A row of
+    a file is also known by what it asks, whatever its form (`shared.tasks.file_rows.asked_of`).
 
-    sets: the tasks that are asked of each set, by its name. further: keys of tasks of sets' files
-    that are not asked.
+    sets: the tasks that are asked of each set, by its name. files: those of the sets, of which all
+    rows count.
     """
 
-    def __init__(self, tasks: Iterable[Task], sets: Mapping[str, list[Task]] | None = None, further: Iterable[str] = ()) -> None:
+    def __init__(self, tasks: Iterable[Task], sets: Mapping[str, list[Task]] | None = None, files: Iterable[FileRows] = ()) -> None:
         self.tasks = list(tasks)
         self.sets = dict(sets or {})
-        self._of_sets = frozenset([*further, *(task.key for asked in self.sets.values() for task in asked)])
-        self._keys = self._of_sets | {task.key for task in self.tasks}
+        self._of_sets = frozenset(
+            chain(
+                (key for rows in files for keys in _row_keys(rows) for key in keys),
+                (key for asked in self.sets.values() for task in asked for key in _keys(task)),
+            )
+        )
+        self._keys = self._of_sets.union(key for task in self.tasks for key in _keys(task))
 
-    def contains(self, key: str) -> bool:
-        return key in self._keys
+    def contains(self, task: Task) -> bool:
+        return not self._keys.isdisjoint(_keys(task))
+
+    def contains_text(self, question: str) -> bool:
+        """Check a question that its text identifies."""
+        return text_key(question) in self._keys
+
+    def contains_all(self, rows: FileRows) -> bool:
+        return not any(self._keys.isdisjoint(keys) for keys in _row_keys(rows))
 
     def rows_of_sets(self, specs: Iterable[TaskSpec]) -> int:
         """Count the rows of these sources' files that an evaluation set has too."""
         if not self._of_sets:
             return 0
         files = [rows for name in {spec.dataset for spec in specs} if (rows := find_rows(name)) is not None]
-        return sum(key in self._of_sets for rows in files for key in _row_keys(rows))
+        return sum(not self._of_sets.isdisjoint(keys) for rows in files for keys in _row_keys(rows))
 
 
 def held_out_of(specs: Sequence[TaskSpec], *, tasks: int, sets: Sequence[EvalSet], draw: int = 0) -> HeldOut:
@@ -66,11 +79,10 @@ def held_out_of(specs: Sequence[TaskSpec], *, tasks: int, sets: Sequence[EvalSet
         TaskError: as `held_out_tasks`, or nothing is left to train on.
     """
     files = [rows for each in sets if (rows := find_rows(each.dataset)) is not None]
-    further = (key for rows in files for key in _row_keys(rows))
-    held = HeldOut(held_out_tasks(specs, tasks, draw=draw), {each.name: set_tasks(each) for each in sets}, further)
+    held = HeldOut(held_out_tasks(specs, tasks, draw=draw), {each.name: set_tasks(each) for each in sets}, files)
     for spec in specs if sets else ():
         rows = find_rows(spec.dataset)
-        if rows is not None and all(held.contains(key) for key in _row_keys(rows)):
+        if rows is not None and held.contains_all(rows):
             raise TaskError(
                 "task_config",
                 f"{spec.path}: all of its questions are in [[eval.sets]] or held out (eval.tasks {tasks}), so none is left "
@@ -86,8 +98,13 @@ def set_tasks(spec: EvalSet) -> list[Task]:
     return held_out_tasks([spec], spec.questions)
 
 
-def _row_keys(rows: FileRows) -> Iterator[str]:
-    return (text_key(rows.question_bytes(index).decode()) for index in range(len(rows)))
+def _row_keys(rows: FileRows) -> Iterator[tuple[str | int, ...]]:
+    return ((text_key(rows.question_bytes(index).decode()), *rows.asked(index)) for index in range(len(rows)))
+
+
+def _keys(task: Task) -> tuple[str | int, ...]:
+    rows = find_rows(task.ref.dataset)
+    return (task.key, *(rows.asked(task.ref.index) if rows is not None else ()))
 
 
 def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[Task]:
@@ -130,11 +147,14 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
 
 def held_out_id(tasks: Sequence[Task]) -> str:
     """SHA-256 (hex) of the tasks, in any order. Nodes with equal ids were asked the same questions;
-    `shared.config.scorers_id` says whether the answers were scored alike.
+    `shared.config.scorers_id` says whether the answers were scored alike, also where another reward
+    gets other columns of a file.
     """
+    names = {name: rows.questions_name for name in {task.ref.dataset for task in tasks} if (rows := find_rows(name)) is not None}
     asked = sorted(
-        (task.ref.dataset, task.ref.config, task.ref.seed, task.ref.index, task.text, task.answer or "", task.metadata)
+        (names.get(ref.dataset, ref.dataset), ref.config, ref.seed, ref.index, task.text, task.answer or "", task.metadata)
         for task in tasks
+        for ref in [task.ref]
     )
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 

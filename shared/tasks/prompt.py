@@ -66,10 +66,15 @@ def prompt_text(prompt: list[PromptMessage]) -> str:
     return "".join(f"\0{message.role}\0{message.text}" for message in prompt)
 
 
+def row_messages(question: str) -> list[tuple[str, str]]:
+    """Role and text of each message of a `prompt_text`."""
+    _, *parts = question.split("\0") if question.startswith("\0") else ("", "user", question)
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
 def row_task(ref: TaskRef, question: str, answer: str) -> Task:
     """The task of a file's row, whose question is a `prompt_text` and identifies it."""
-    _, *parts = question.split("\0") if question.startswith("\0") else ("", "user", question)
-    messages = [{"role": role, "content": text} for role, text in zip(parts[::2], parts[1::2], strict=True)]
+    messages = [{"role": role, "content": text} for role, text in row_messages(question)]
     return Task(ref=ref, prompt=read_prompt(messages), key=text_key(question), answer=answer)
 
 

@@ -99,7 +99,7 @@ class TaskSource:
                     raise
                 passed["failed"] += 1
                 continue
-            if held_out.contains(task.key):
+            if held_out.contains(task):
                 passed["held_out"] += 1
             elif is_left_out(self._specs[self._position(draw)], task.ref):
                 passed["left_out"] += 1

@@ -22,14 +22,15 @@ from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.runtime.process_limits import MappedMemory, ending_with_parent, limit, limit_data
 from shared.tasks.file_columns import Columns, TextRow, text_rows
 from shared.tasks.file_formats import Row, require_pyarrow
+from shared.tasks.file_rows import Asked
 from shared.text import visible
 
 MEMORY_BYTES = 768 * 2**20
 """What reading may take beyond the modules. A Parquet file with 280 texts of the longest kind in
 one row group takes two thirds of it; files of ordinary questions take a few MiB.
 """
-_FRAME = struct.Struct("<cIIIII")
-"""Kind; number of the file and of the row in it; sizes of three contents."""
+_FRAME = struct.Struct("<cIIQQIII")
+"""Kind; number of the file and of the row in it; numbers of `Asked`; sizes of three contents."""
 _TEXTS, _WRONG, _COLUMNS, _TOO_LARGE, _END = b"t", b"w", b"c", b"m", b"."
 _MAX_FRAME_BYTES = 4 * MAX_TEXT_CHARS
 _GONE_S = 10.0
@@ -90,14 +91,14 @@ def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
 def _received(frames: IO[bytes], files: Sequence[Path], columns: Columns) -> Iterator[TextRow]:
     """Rows until the last frame. Raises EOFError if there is no last frame."""
     while True:
-        kind, file, number, *sizes = _FRAME.unpack(_exactly(frames, _FRAME.size))
+        kind, file, number, asked, system, *sizes = _FRAME.unpack(_exactly(frames, _FRAME.size))
         if kind == _END:
             return
         if kind not in (_TEXTS, _WRONG, _COLUMNS, _TOO_LARGE) or max(sizes) > _MAX_FRAME_BYTES or file >= len(files):
             raise EOFError
         first, second, third = (_exactly(frames, size).decode(errors="replace") for size in sizes)
         if kind == _TEXTS:
-            yield TextRow(Row({}, files[file], number), texts=(first, second, third))
+            yield TextRow(Row({}, files[file], number), texts=(first, second, third), asked=Asked(asked, system))
         elif kind == _WRONG:
             wrong = json.loads(first)
             place = Row(dict.fromkeys(wrong["names"]), files[file], number, wrong["row"])
@@ -141,7 +142,7 @@ def main() -> None:
                 told = (columns.found, columns.passed_over, columns.names)
                 _write(out, _COLUMNS, 0, 0, *(json.dumps(each).encode() for each in told))
             if read.texts:
-                _write(out, _TEXTS, *place, *(text.encode() for text in read.texts))
+                _write(out, _TEXTS, *place, *(text.encode() for text in read.texts), asked=read.asked)
             else:
                 wrong = {"row": read.row.problem, "names": list(read.row.values)}
                 _write(out, _WRONG, *place, json.dumps(wrong | {"lacking": read.lacking, "problems": read.problems}).encode())
@@ -151,9 +152,9 @@ def main() -> None:
     out.close()
 
 
-def _write(out: IO[bytes], kind: bytes, file: int = 0, number: int = 0, *contents: bytes) -> None:
+def _write(out: IO[bytes], kind: bytes, file: int = 0, number: int = 0, *contents: bytes, asked: tuple[int, int] = (0, 0)) -> None:
     contents += (b"",) * (3 - len(contents))
-    out.write(_FRAME.pack(kind, file, number, *map(len, contents)) + b"".join(contents))
+    out.write(_FRAME.pack(kind, file, number, *asked, *map(len, contents)) + b"".join(contents))
 
 
 def _exactly(frames: IO[bytes], size: int) -> bytes:

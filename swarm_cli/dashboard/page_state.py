@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from shared.contracts.wire import is_node_name
 from shared.identity.statements import SignatureStatus
@@ -21,12 +21,11 @@ from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import Deceased, dying
-from swarm_cli.observe.run_files import Comparison, HeldOutSet
+from swarm_cli.observe.run_files import Comparison, HeldOutSet, thinned
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.verdict import held_out_verdict
 from swarm_cli.runs import restart_options, starts_again
 
-T = TypeVar("T")
 CURVE_POINTS = 24
 """Points of a node's curve in the table; the node's page has all that are kept."""
 THIS_SERVER = "this server's own"
@@ -55,13 +54,6 @@ def leaderboard(nodes: Iterable[NodeState], known: Collection[str] = ()) -> list
         return not node.signed, -those_known[of_set], -by_set[of_set], of_set, gain, -(found.alike[-1].score or 0.0), node.node
 
     return sorted(rows, key=rank)
-
-
-def thinned(curve: Sequence[T], most: int) -> tuple[T, ...]:
-    """At most `most` points, including the first and the last."""
-    if len(curve) <= most:
-        return tuple(curve)
-    return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
 
 
 NODES_SENT = 200

@@ -61,12 +61,15 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One step's mean rewards; None if it has no such groups."""
+    """One step's mean rewards; None if it has no such groups. scorer: by which rewards; None: not
+    told, as the step before.
+    """
 
     step: int
     at: float
     local: float | None
     foreign: float | None
+    scorer: str | None = None
 
 
 class RecentGroups:

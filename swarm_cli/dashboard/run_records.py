@@ -20,11 +20,13 @@ from shared.config import NodeConfig
 from shared.contracts.wire import is_node_name
 from shared.plain_files import open_plain, whole_lines
 from shared.run_records import METRICS_FILE, SAMPLES_FILE
-from shared.text import cut_text
+from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.run_files import SetCurve, SetResult, read_sets, reward_changes, thinned
 from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.observe.verdict import set_chance
 from swarm_cli.rollouts.records import HeldOutSample, Samples, read_samples
 
 CELLS_A_NODE = 5_000
@@ -35,6 +37,8 @@ ANSWERS_KEPT = 16
 """Of how many nodes the held-out answers are kept in memory."""
 QUESTIONS_SENT = 32
 QUESTION_CHARACTERS, ANSWER_CHARACTERS = 1500, 600
+SETS_SENT = 32
+SET_POINTS = 24
 _BLOCK_BYTES = 2**23
 _MOST_BYTES = 2**28
 """Of a longer file, only the end is read."""
@@ -80,6 +84,7 @@ class _Step(msgspec.Struct, frozen=True):
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     time: float = 0.0
     updated: bool = False
+    scorer: str | None = None
     reward_local: float | None = None
     reward_external: float | None = None
     trained_of: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**31)]]] | None = None
@@ -137,7 +142,7 @@ class NodeTally:
         if step.step <= self.newest:
             return
         self.newest = step.step
-        self.rewards.append(StepPoint(step.step, step.time, step.reward_local, step.reward_external))
+        self.rewards.append(StepPoint(step.step, step.time, step.reward_local, step.reward_external, step.scorer))
         if step.trained_of is None:
             self.counts, self.since = {}, None
             return
@@ -195,6 +200,11 @@ class RunRecords:
         _, base, newest = known
         return None if newest is None else answers_object(base, newest, self.names)
 
+    def sets(self, node: str) -> list[dict[str, Any]]:
+        """The page's objects about a node's evaluation sets; none if none is on record here."""
+        folder = self.folders.get(node)
+        return [] if folder is None else sets_object(read_sets(folder))
+
     def read(self, snapshot: SwarmState, run: str) -> None:
         """Read what is new. It may take a second where a run is long. run: the run that is looked
         at, "" if it is not known.
@@ -249,7 +259,8 @@ class RunRecords:
 
 def steps_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint], first_held: int) -> list[list[Any]]:
     """The steps, oldest first, each as its number, time, mean reward of local and of foreign
-    groups, and whether the batch log still holds its groups. Pure.
+    groups, whether the batch log still holds its groups, and how often the rewards had been changed
+    before. Pure.
 
     Args:
         recorded: What the trainer has recorded: the steps that it took.
@@ -259,32 +270,38 @@ def steps_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint], fi
     made = {point.step: point for point in batches}
     told = any(point.local is not None or point.foreign is not None for point in recorded)
     newest = max(made, default=-1)
+    points = recorded if told else batches
     return [
         [
             point.step,
             made[point.step].at if point.step in made else point.at,
             *(None if rate is None else as_shown(rate) for rate in (point.local, point.foreign)),
             first_held <= point.step <= newest,
+            changes,
         ]
-        for point in (recorded if told else batches)
+        for point, changes in zip(points, reward_changes([point.scorer for point in points]), strict=True)
     ]
 
 
 def answers_object(base: Samples | None, newest: Samples, names: FileNames) -> dict[str, Any]:
     """The same held-out questions answered before training and now, in the order of the newest
-    evaluation. An answer is its text, its reward and whether it passes; None where it is not on
-    record: `before` of other questions, `now` before the first step.
+    evaluation. An answer is its text, its reward, whether it passes and, of several rewards, the
+    value of each; None where it is not on record: `before` of other questions, `now` before the
+    first step. `other_reward`: the answers before training were scored by another reward, which is
+    left out.
     """
+    other_reward = base is not None and None not in (base.scorer, newest.scorer) and base.scorer != newest.scorer
     first = {_question(each): each for each in (base.samples if base is not None else [])}
     trained = newest.policy_version > 0
     return {
         "version": newest.policy_version,
+        "other_reward": other_reward,
         "rows": [
             {
                 "dataset": names.shown(each.dataset),
                 "question": cut_text(each.question, QUESTION_CHARACTERS),
                 "reference": None if each.reference is None else cut_text(each.reference, ANSWER_CHARACTERS),
-                "before": _answer(first.get(_question(each))),
+                "before": _answer(first.get(_question(each)), scored=not other_reward),
                 "now": _answer(each) if trained else None,
             }
             for each in newest.samples[:QUESTIONS_SENT]
@@ -292,11 +309,43 @@ def answers_object(base: Samples | None, newest: Samples, names: FileNames) -> d
     }
 
 
+def sets_object(curves: Mapping[str, SetCurve]) -> list[dict[str, Any]]:
+    """The results on evaluation sets. A point of a curve: version, score (avg@k, or the mean reward
+    where no pass is defined), its standard error, and pass@k or None.
+    """
+
+    def point(each: SetResult) -> list[Any]:
+        passed = None if each.at_k is None or each.k == 1 else as_shown(each.at_k)
+        return [each.policy_version, as_shown(each.score or 0.0), as_shown(each.error), passed]
+
+    return [
+        {
+            "name": visible(name, 64),
+            "k": curve.newest.k,
+            "questions": curve.newest.questions,
+            "unknown": curve.newest.unknown,
+            "by_reward": curve.newest.pass_rate is None,
+            "added": curve.newest.added,
+            "chance": None if (chance := set_chance(curve)) is None else as_shown(chance),
+            "base": None if curve.base is None else point(curve.base),
+            "curve": [point(each) for each in thinned(curve.results, SET_POINTS)],
+        }
+        for name, curve in list(curves.items())[:SETS_SENT]
+    ]
+
+
 def _question(sample: HeldOutSample) -> tuple[str, int, int]:
-    return sample.dataset, sample.seed, sample.index
+    """What a question is known by: the name of a file's rows changes with the columns that its
+    reward gets.
+    """
+    return sample.question, sample.seed, sample.index
 
 
-def _answer(sample: HeldOutSample | None) -> list[Any] | None:
+def _answer(sample: HeldOutSample | None, *, scored: bool = True) -> list[Any] | None:
     if sample is None:
         return None
-    return [cut_text(sample.text, ANSWER_CHARACTERS), None if sample.reward is None else as_shown(sample.reward), sample.passed]
+    if not scored:
+        return [cut_text(sample.text, ANSWER_CHARACTERS), None, None, {}]
+    parts = {visible(name, 60): None if value is None else as_shown(value) for name, value in sample.parts.items()}
+    reward = None if sample.reward is None else as_shown(sample.reward)
+    return [cut_text(sample.text, ANSWER_CHARACTERS), reward, sample.passed, parts]

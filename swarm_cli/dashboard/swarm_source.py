@@ -22,13 +22,14 @@ from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
-from swarm_cli.dashboard.page_state import leaderboard, swarm_object, thinned
+from swarm_cli.dashboard.page_state import leaderboard, swarm_object
 from swarm_cli.dashboard.recent_groups import BatchFollower
 from swarm_cli.dashboard.run_records import RunRecords, as_shown, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_state import NodeState, StepRates
 from swarm_cli.observe.remedies import folder_here, next_commands, server_trouble
+from swarm_cli.observe.run_files import thinned
 from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
@@ -204,6 +205,7 @@ class SwarmSource:
             "node": node,
             "curves": {self._records.names.shown(dataset): thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
             "answers": self._records.answers(node),
+            "sets": self._records.sets(node),
             "groups": [group.card(self._records.names) for group in groups],
             "steps": steps_object(self._records.rewards(node), self._batches.recent.steps(node), self._batches.first_held(node)),
         }

@@ -53,6 +53,7 @@ from swarm_cli.runs import (
     in_a_run,
     is_own,
     killed_often,
+    read_end,
     read_note,
     write_end,
     write_note,
@@ -71,7 +72,14 @@ def up(
             min=1, max=MAX_NODES, help="How many nodes.  [default: the run's, or 2; 1 if sampler.external is 0]", show_default=False
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="End when every trainer has taken this many steps; 0: run until Ctrl-C.")] = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="End when every trainer has taken this many steps; 0: run until Ctrl-C.  [default: the run's, unless taken, or 0]",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(help="Name of a node, once for each.  [default: alpha, beta, ...]", show_default=False),
@@ -107,11 +115,11 @@ def up(
     """
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: omit --no-progress")
-    asked = StartOptions(nodes, tuple(name or []), str(config or ""), nats_port, nats_url, base_port)
+    asked = StartOptions(nodes, tuple(name or []), str(config or ""), nats_port, nats_url, base_port, steps if progress else 0)
     given, taken = resume_options(asked, checked_run(run))
     if taken and not print_procfile:
         note(f"run {run}: continued with its earlier options, {' '.join(taken)}")
-    environment = run_environment(_path(given), run or time.strftime("%Y%m%d-%H%M%S"), steps)
+    environment = run_environment(_path(given), run or time.strftime("%Y%m%d-%H%M%S"), given.steps or 0)
     os.environ.update(environment)
     node_config = load_config()
     nodes = given.nodes or len(given.names) or usual_nodes(node_config)
@@ -140,7 +148,7 @@ def up(
         check_ports(layout.ports, _OTHER_PORTS)
         announce(node_config, layout)
         forget_end(folder)
-        ran = RunSummary(node_config, layout)
+        ran = RunSummary(node_config, layout, given.steps)
         for sentence in warnings:
             note(f"warning: {sentence}")
         outcome = run_lines(
@@ -271,6 +279,8 @@ def resume_options(given: StartOptions, run: str) -> tuple[StartOptions, list[st
     before = note.options if isinstance(note.options, StartOptions) else StartOptions()
     if given.nodes or given.names:
         before = structs.replace(before, nodes=None, names=())
+    if given.steps is not None or ((end := read_end(folder)) is not None and end.how == "complete"):
+        before = structs.replace(before, steps=None)
     if given.nats_url or given.nats_port:
         before = structs.replace(before, nats_url="", nats_port=None)
     if named:
@@ -336,8 +346,10 @@ def make_command(config: NodeConfig, layout: Layout) -> str:
     return f"make run RUN={shlex.quote(config.node.run)}{nodes}" + (f" UP_FLAGS={shlex.quote(flags)}" if flags else "")
 
 
-def start_options(config: NodeConfig, layout: Layout) -> StartOptions:
-    """The options of `swarm up` that its defaults and `config` do not cover, from any folder."""
+def start_options(config: NodeConfig, layout: Layout, steps: int | None = None) -> StartOptions:
+    """The options of `swarm up` that its defaults and `config` do not cover, from any folder.
+    steps: as given.
+    """
     file = os.path.abspath(layout.config)
     other_port = not layout.nats_url and layout.nats_port != DEFAULT_NATS_PORT
     return StartOptions(
@@ -347,14 +359,15 @@ def start_options(config: NodeConfig, layout: Layout) -> StartOptions:
         layout.nats_port if other_port else None,
         layout.nats_url or "",
         layout.base_port if layout.base_port != config.http.base_port else None,
+        steps or None,
     )
 
 
 class RunSummary:
     """The layout of a run. `swarm add` extends it; the run's note is kept up to date."""
 
-    def __init__(self, config: NodeConfig, layout: Layout) -> None:
-        self._config = config
+    def __init__(self, config: NodeConfig, layout: Layout, steps: int | None = None) -> None:
+        self._config, self._steps = config, steps
         self.grow(layout)
 
     def grow(self, layout: Layout) -> None:
@@ -362,7 +375,7 @@ class RunSummary:
         self.layout = layout
         config = self._config
         swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
-        write_note(run_folder(config), note_of(layout, start_options(config, layout), swarm_id))
+        write_note(run_folder(config), note_of(layout, start_options(config, layout, self._steps), swarm_id))
 
 
 def run_folder(config: NodeConfig) -> Path:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ from shared.config.model_section import ModelSection
 from shared.config.task_sections import EvalSet
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
-from shared.run_records import CHECKPOINTS, EVAL_FILE, eval_lines, eval_report
+from shared.run_records import CHECKPOINTS, EVAL_FILE, EVAL_SETS_FILE, added_words, eval_lines, eval_report
 from shared.text import visible
 from swarm_cli.asked_tasks import task_sources
 from swarm_cli.chosen_config import ConfigOption, load_chosen
@@ -139,9 +139,8 @@ def _configuration_of(model: Path) -> Path | None:
     """The configuration of the run that `model`, a node's folder or a checkpoint, is in; None for
     another folder, or if the environment names one.
     """
-    node = model.parent.parent if (model / "manifest.json").is_file() else model
-    known = (node / CHECKPOINTS).is_dir() and not os.environ.get(CONFIG_FILE_VARIABLE)
-    return started_with(node.resolve().parent) if known else None
+    folder = _node_folder(model)
+    return started_with(folder.resolve().parent) if folder is not None and not os.environ.get(CONFIG_FILE_VARIABLE) else None
 
 
 def _model_folder(model: str, revision: str, scratch: Path) -> tuple[str, int | None]:
@@ -189,6 +188,8 @@ def _prompted_tasks(
         if unwritable and not known:
             raise CommandError(str(next(iter(unwritable.values())))) from None
         raise
+    if isinstance(sources[0], EvalSet) and (trained_on := _set_note(Path(model), sources[0].name)):
+        asked = replace(asked, not_held_out=None, note=trained_on)
     if asked.note:
         note(asked.note)
     if unwritable:
@@ -224,7 +225,8 @@ async def _evaluate(
     rules = PassRules(asked.sources)
     rules.merge(asked.values)
     try:
-        threads = config.generator.threads or None
+        # As many as a generator of `swarm up` has: more wait for each other where the cores are shared.
+        threads = config.generator.threads or (None if os.environ.get("OMP_NUM_THREADS") else 1)
         engine = create_engine(
             kind, model, revision=revision, device=config.model.device, dtype=config.model.dtype, threads=threads
         )
@@ -343,6 +345,22 @@ def _show(
         show_table(answers)
 
 
+def _set_note(model: Path, name: str) -> str:
+    """Why the node that trained `model` may have trained on questions of a set; empty if it did
+    not, or if that is no node's folder.
+    """
+    if (folder := _node_folder(model)) is None:
+        return ""
+    lines = [line for line in eval_lines(folder / EVAL_SETS_FILE) if line.get("set") == name]
+    return added_words(lines[-1]) if lines else "the node's record has no such set, so it may have trained on its questions"
+
+
+def _node_folder(model: Path) -> Path | None:
+    """The node's folder in a run, if `model` is one or one of its checkpoints."""
+    node = model.parent.parent if (model / "manifest.json").is_file() else model
+    return node if (node / CHECKPOINTS).is_dir() else None
+
+
 MOST_TASKS = 100_000
 Fits = Callable[[Task], bool]
 """Whether a task's prompt leaves room for an answer."""
@@ -380,8 +398,8 @@ def recorded_set(model: Path) -> RecordedSet | None:
     """The set of the newest evaluation, if `model` is a node's folder in a run, or one of its
     checkpoints, and the node has been evaluated.
     """
-    node = model.parent.parent if (model / "manifest.json").is_file() else model
-    lines = eval_lines(node / EVAL_FILE) if (node / "checkpoints").is_dir() else []
+    folder = _node_folder(model)
+    lines = eval_lines(folder / EVAL_FILE) if folder is not None else []
     reports = [report for line in lines if (report := eval_report("node", line)) and 0 < report.n + report.unknown <= MOST_TASKS]
     if not reports:
         return None
@@ -426,7 +444,7 @@ def eval_tasks(
         )
     if of_set is not None:
         return EvalTasks(read, tasks, 0, "")
-    beyond = None if held is None else sum(not held.contains(task.key) for task in tasks)
+    beyond = None if held is None else sum(not held.contains(task) for task in tasks)
     told = _note(beyond, len(tasks), len(held.tasks) if held else 0, recorded)
     if recorded is None or sources is not config.tasks:
         return EvalTasks(read, tasks, beyond, told)

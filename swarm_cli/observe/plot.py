@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
-from swarm_cli.observe.run_files import Comparison, SetCurve, compared, read_evaluations, read_sets, read_steps
+from swarm_cli.observe.run_files import Comparison, SetCurve, compared, read_evaluations, read_sets, read_steps, reward_changes
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, read_end
 from swarm_cli.target import find_run
@@ -245,10 +246,10 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
     positive, drawn = False, []
     for folder, records in steps.items():
         for position, name in enumerate(panel.fields):
-            points = [(record["step"], float(record[name])) for record in records if _is_drawable(record.get(name))]
-            if not points:
+            drawable = [record for record in records if _is_drawable(record.get(name))]
+            if not drawable:
                 continue
-            xs, ys = [x for x, _ in points], [y for _, y in points]
+            xs, ys = [record["step"] for record in drawable], [float(record[name]) for record in drawable]
             positive |= any(y > 0 for y in ys)
             drawn += ys
             window = max(1, len(ys) // SMOOTHED_POINTS)
@@ -258,7 +259,13 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
                 label += f" (mean of {window})"
             style, label = ("-", label) if position == 0 else ("--", "_beside its node's other curve")
             alpha = 0.4 if position == 0 and len(panel.fields) > 1 else 1.0
-            axis.plot(xs, trailing_mean(ys, window), **looks[folder].options, alpha=alpha, linestyle=style, label=label)
+            # A mean of rewards does not go over a change of the reward.
+            changes = reward_changes(record.get("scorer") if panel.axis == _SCORE else None for record in drawable)
+            for each in range(changes[-1] + 1):
+                part = slice(bisect_left(changes, each), bisect_right(changes, each))
+                means = trailing_mean(ys[part], window)
+                axis.plot(xs[part], means, **looks[folder].options, alpha=alpha, linestyle=style, label=label)
+                label = "_after a change of the reward"
     if panel.log_scale and positive:
         axis.set_yscale("log")
     _finish(axis)

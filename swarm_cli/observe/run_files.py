@@ -8,10 +8,10 @@ import contextlib
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.plain_files import NO_FILE, read_plain_end
@@ -19,12 +19,15 @@ from shared.run_records import (
     EVAL_FILE,
     EVAL_SETS_FILE,
     METRICS_FILE,
+    added_words,
     eval_lines,
     eval_report,
     read_jsonl,
     saved_step,
     unknown_files,
 )
+
+T = TypeVar("T")
 
 TAIL_BYTES = 65_536
 """Far longer than a line."""
@@ -159,6 +162,25 @@ def read_steps(node_dir: Path) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def thinned(curve: Sequence[T], most: int) -> tuple[T, ...]:
+    """At most `most` points, including the first and the last."""
+    if len(curve) <= most:
+        return tuple(curve)
+    return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
+
+
+def reward_changes(scorers: Iterable[Any]) -> list[int]:
+    """How often the rewards had been changed before each step, by the `scorer` of its line; one
+    without goes with the step before. Mean rewards before and after a change cannot be compared.
+    """
+    changes, known, found = 0, None, []
+    for scorer in scorers:
+        if isinstance(scorer, str) and scorer != known:
+            changes, known = changes + (known is not None), scorer
+        found.append(changes)
+    return found
+
+
 def newest_step(node_dir: Path) -> dict[str, Any]:
     """The newest training step, read from the end of the file; {} before the first."""
     try:
@@ -258,13 +280,15 @@ def _last_possible(node_dir: Path) -> float:
 @dataclass(frozen=True, slots=True)
 class SetResult(Evaluation):
     """A result on an evaluation set: `pass_rate` is avg@k. `error`: its standard error over
-    `questions`; `pass_at`: pass@k by k.
+    `questions`; `pass_at`: pass@k by k; `added`: since when it is kept out of training, in words,
+    if not from the beginning.
     """
 
     k: int = 1
     questions: int = 0
     error: float = 0.0
     pass_at: Mapping[str, float] = field(default_factory=dict)
+    added: str = ""
 
     @property
     def at_k(self) -> float | None:
@@ -306,7 +330,14 @@ def read_sets(node_dir: Path) -> dict[str, SetCurve]:
             found = Evaluation.of(report)
             known = {each.name: getattr(found, each.name) for each in fields(found)}
             k, questions, error = numbers
-            result = SetResult(**known, k=int(k or 1), questions=int(questions or 0), error=float(error or 0.0), pass_at=rates)
+            result = SetResult(
+                **known,
+                k=int(k or 1),
+                questions=int(questions or 0),
+                error=float(error or 0.0),
+                pass_at=rates,
+                added=added_words(line),
+            )
             by_set.setdefault(name, {})[result.policy_version] = result
     curves = {}
     for name, results in sorted(by_set.items()):

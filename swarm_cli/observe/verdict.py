@@ -20,6 +20,7 @@ from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.run_files import (
     NO_PASS_SHOWN,
     Evaluation,
+    SetCurve,
     alike_of_steps,
     alike_words,
     compared,
@@ -146,22 +147,32 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) ->
     return lines
 
 
+def set_chance(curve: SetCurve) -> float | None:
+    """How far above the base policy's the newest pass rate on a set may be by chance; None without
+    both.
+    """
+    newest, base = curve.newest, curve.base
+    if base is None or base is newest or newest.pass_rate is None or base.pass_rate is None:
+        return None
+    # As if each question had one answer: its k answers are alike.
+    return margin(replace(newest, n=newest.questions), replace(base, n=base.questions), 2)
+
+
 def set_lines(node_dir: Path) -> list[str]:
     """The newest result on each evaluation set beside the base policy's, a line for each."""
     lines = []
-    for name, (results, base) in read_sets(node_dir).items():
-        newest = results[-1]
+    for name, curve in read_sets(node_dir).items():
+        newest, base = curve.newest, curve.base
         told = f"set {visible(name)}: {newest.words()} {newest.score or 0.0:.3f}"
         if base is not None and base is not newest:
             told += f", {(newest.score or 0.0) - (base.score or 0.0):+.3f} over the base policy"
-            if newest.pass_rate is not None and base.pass_rate is not None:
-                # As if each question had one answer: its k answers are alike.
-                chance = margin(replace(newest, n=newest.questions), replace(base, n=base.questions), 2)
+            if (chance := set_chance(curve)) is not None:
                 told += f" (chance explains up to {chance:.3f})"
         if newest.k > 1 and newest.at_k is not None:
             told += f"; pass@{newest.k} {newest.at_k:.3f}"
             told += f" (base {base.at_k:.3f})" if base is not None and base is not newest and base.at_k is not None else ""
-        lines.append(f"{told}; {newest.questions:,} questions, version {newest.policy_version}")
+        told += f"; {newest.questions:,} questions, version {newest.policy_version}"
+        lines.append(f"{told}; {newest.added}" if newest.added else told)
     return lines
 
 

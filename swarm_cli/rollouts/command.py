@@ -68,6 +68,7 @@ class Request:
     again: bool
     characters: int
     as_json: bool
+    node_url: str
 
 
 def node_shown(config: NodeConfig, run: str) -> str:
@@ -187,6 +188,7 @@ def rollouts(
         again=again,
         characters=characters,
         as_json=as_json,
+        node_url=node_url,
     )
     if refused:
         _refused(node_config, run, request)
@@ -212,7 +214,13 @@ async def _batched(config: NodeConfig, given: Path | None, target: Target, run: 
     if target.ended is None:
         plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=target.node_url)
     try:
-        run = run or (await run_of(plane, node) if plane is not None else "") or target.run
+        there = await run_of(plane, node) if plane is not None else ""
+        if plane is not None and run and there not in ("", run):
+            what = f"the server at {visible(target.node_url, 400)} has {node} of run {visible(there, 80)}"
+            note(f"{what}: run {run} is read from its records")
+            await plane.close()
+            plane = None
+        run = run or there or target.run
         folder = config.node.var_dir / "runs" / run / node if run else record_folder(config, "")
         records = TrainedRecords(folder if folder is not None and folder.is_dir() else None)
         # A node of this run whose folder is elsewhere has its streams on the server.
@@ -224,7 +232,7 @@ async def _batched(config: NodeConfig, given: Path | None, target: Target, run: 
                 "run this on the node's machine, or set SWARM_NODE__VAR_DIR"
             )
         reader = BatchReader(plane, node) if plane is not None else RecordedBatches(folder, node)
-        view = View(terminal(), judge_of(config, given, run, request.names), request.characters)
+        view = View(terminal(), judge_of(config, given, run, request.names, node_url=request.node_url), request.characters)
         await _show(reader, view, records, request, node)
     finally:
         if plane is not None:
@@ -267,7 +275,12 @@ async def _score_again(groups: Sequence[BatchedGroup], view: View, records: Trai
     for found, again in zip(groups, scored, strict=True):
         if request.as_json:
             fate = training_outcome(records, found.batch.number, found.item.scored.group_id)
-            now = {"rewards": again.rewards, "unknown": again.causes, "problem": again.problem or None}
+            now = {
+                "rewards": again.rewards,
+                "unknown": again.causes,
+                "problem": again.problem or None,
+                "reference": again.reference,
+            }
             typer.echo(visible_json(as_object(found, fate, request.choice, view.judge) | {"again": now}))
         else:
             show_again(found, again, request.choice, view)

@@ -24,7 +24,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import shown
 from swarm_cli.rollouts.records import BatchedGroup
-from swarm_cli.runs import started_with
+from swarm_cli.runs import runs_of_this_user, started_with
 
 
 def passes(scored: ScoredGroup, place: int) -> bool | None:
@@ -99,25 +99,28 @@ class Judged:
 
 class ScoredAgain(NamedTuple):
     """Present rewards of a group's answers, None where unknown, with the causes, and as `problem`
-    what the first failing call said; or no rewards, and `problem` says why.
+    what the first failing call said; or no rewards, and `problem` says why. `reference`: the
+    answer that the row has now.
     """
 
     rewards: Sequence[float | None] = ()
     causes: Sequence[str] = ()
     problem: str = ""
+    reference: str | None = None
 
 
 class Judge:
     """Explains rewards under one node's present configuration, which may have changed since the
     answers were scored. told_by: which configuration that is, if it may not be the node's. names:
-    of the files that are datasets.
+    of the files that are datasets. unknown: why no configuration tells; empty if this one does.
     """
 
-    def __init__(self, config: NodeConfig, told_by: str = "", names: FileNames = UNNAMED) -> None:
+    def __init__(self, config: NodeConfig, told_by: str = "", names: FileNames = UNNAMED, unknown: str = "") -> None:
         from shared.tasks.verifiers import VerifierChoice
 
         self._choice = VerifierChoice(config.tasks)
-        self._files = [spec for spec in config.tasks if spec.source == "file"]
+        self._unknown = unknown
+        self._files = [spec for spec in config.tasks if spec.source == "file" and not unknown]
         self._names = names
         self._verifier_section = config.verifier
         self._partial_credit = config.verifier.foreign_partial_credit
@@ -128,6 +131,8 @@ class Judge:
         rows, which are not read for this: of several files, each one's verifier is named if no
         record says which of them it is.
         """
+        if self._unknown:
+            return f"not known: {self._unknown}"
         files = self._files_of(scored)
         if files is None:
             return _shown(self._choice.name_for(scored.group.task.ref))
@@ -182,6 +187,8 @@ class Judge:
         from shared.tasks.derive import TaskConfigError
         from shared.tasks.sandbox import SandboxError, ScorerPool, ScoringJob
 
+        if self._unknown:
+            raise CommandError(self._unknown)
         sources = [self._source(group) for group in groups]
         used = [spec for place, spec in enumerate(sources) if spec is not None and spec not in sources[:place]]
         places = [None if spec is None else used.index(spec) for spec in sources]
@@ -211,7 +218,8 @@ class Judge:
             elif result.task is None or result.task.text != group.group.task.text:
                 found.append(ScoredAgain(problem="its row has another question now"))
             else:
-                found.append(ScoredAgain(result.rewards, [mark.cause for mark in result.marks], result.detail))
+                causes = [mark.cause for mark in result.marks]
+                found.append(ScoredAgain(result.rewards, causes, result.detail, result.task.answer))
         return found
 
     def _source(self, scored: ScoredGroup) -> TaskSpec | None:
@@ -245,18 +253,26 @@ def marks(reward: float | None, passed: bool | None) -> str:
     return "right" if passed else "in part" if reward > 0.0 else "wrong"
 
 
-def judge_of(config: NodeConfig, given: Path | None, run: str, names: FileNames = UNNAMED) -> Judge:
+def judge_of(config: NodeConfig, given: Path | None, run: str, names: FileNames = UNNAMED, *, node_url: str = "") -> Judge:
     """The judge of the answers in `run` ("": not known). config, given: what the command reads, and
-    the file of --config. names: of the files that are datasets.
+    the file of --config. names: of the files that are datasets. node_url: of the command line.
 
     A run that was copied here is not asked: its note may be somebody else's, and would say which
-    files are read. Which configuration tells is then part of what is said.
+    files are read. Which configuration tells is then part of what is said. A run of another folder
+    is judged by its own configuration if it is running on this machine, and never by the one that
+    happens to be here.
     """
     file = given or os.environ.get(CONFIG_FILE_VARIABLE)
-    known = started_with(config.node.var_dir / "runs" / run) if run else None
+    folder = config.node.var_dir / "runs" / run
+    elsewhere = bool(run) and not folder.is_dir() and (bool(node_url) or "node_url" not in config.nats.model_fields_set)
+    if elsewhere:
+        folder = next((each for each in runs_of_this_user() if each.name == run), folder)
+    known = started_with(folder) if run else None
     if known is not None and (not file or Path(file).resolve() == known.resolve()):
         try:
             return Judge(for_node(load_config(known), config.node.id), names=names)
         except (ConfigError, OSError):
             pass  # the file was changed or removed since
+    if elsewhere and not file:
+        return Judge(config, "", names, f"run {visible(run, 80)} is not of this folder; give its configuration with --config")
     return Judge(config, f"by {visible(str(file or shown(default_file())), 200)}; --config names another", names)

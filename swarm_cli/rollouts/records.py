@@ -133,14 +133,17 @@ class HeldOutSample(msgspec.Struct, frozen=True):
     tokens: int
     finish_reason: str
     passed: bool | None = None
+    parts: dict[str, float | None] = {}
+    """Of several rewards, the own value of each; None where it does not apply."""
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """One line of `samples.jsonl`: some answers of one evaluation."""
+    """One line of `samples.jsonl`: some answers of one evaluation. scorer: as in `EvalReport`."""
 
     policy_version: int
     time: float
     samples: list[HeldOutSample]
+    scorer: str | None = None
 
 
 def record_folder(config: NodeConfig, run: str) -> Path | None:

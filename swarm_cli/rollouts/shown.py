@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,6 +66,8 @@ def show_again(found: BatchedGroup, again: ScoredAgain, choice: Choice, view: Vi
     console.print(Text("question:  " + indented(cut_text(task.text, view.characters))))
     if task.answer is not None:
         console.print(Text("reference: " + indented(cut_text(task.answer, view.characters))))
+    if again.rewards and again.reference is not None and again.reference != task.answer:
+        console.print(Text("now:       " + indented(cut_text(again.reference, view.characters))))
     console.print(Text("judged by: " + visible(view.judge.rules(found.item.scored))))
     if again.problem:
         console.print(Text(visible(f"{'one answer' if again.rewards else 'not scored'}: {again.problem}")))
@@ -151,12 +153,15 @@ def _facts(
 ) -> list[tuple[str, str]]:
     judged = view.judge.of(found.item.scored, place, completion.text, reward)
     facts = [("reward", judged.marks if judged.replaced else f"{reward:.3g} ({judged.marks})")]
-    for name, values in found.item.scored.parts.items():
-        value = values[place]
-        facts.append((visible(name, 60), "does not apply" if value is None else f"{value:.3g}"))
+    facts += part_words({name: values[place] for name, values in found.item.scored.parts.items()})
     facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))
     facts.append(("ended by", f"{completion.finish_reason} ({completion.token_count} tokens)"))
     return [*facts, *_training(fate, place)]
+
+
+def part_words(parts: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    """Each of several rewards by name, with the value that it gave an answer."""
+    return [(visible(name, 60), "does not apply" if value is None else f"{value:.3g}") for name, value in parts.items()]
 
 
 def _training(fate: TrainingOutcome, place: int) -> list[tuple[str, str]]:
@@ -265,7 +270,9 @@ def show_refusal(refusal: Refusal, console: Console, characters: int, names: Fil
 
 
 Question = tuple[str, int, int]
-"""Dataset, seed, index."""
+"""Its text, seed and index: the name of a file's rows changes with the columns that its reward
+gets.
+"""
 
 
 def by_question(
@@ -282,7 +289,7 @@ def by_question(
     for evaluation in evaluations:
         for sample in evaluation.samples:
             if sample.dataset in meant:
-                question = (sample.dataset, sample.seed, sample.index)
+                question = (sample.question, sample.seed, sample.index)
                 found.setdefault(question, []).append((evaluation.policy_version, sample))
     if found:
         return found
@@ -314,9 +321,10 @@ def show_question(
     shown = spread(answers, most)
     for version, sample in shown:
         reward = "" if sample.reward is None else f"{sample.reward:.3g} "
+        parts = "".join(f"\n{name}: {value}" for name, value in part_words(sample.parts))
         cells = (
             str(version),
-            f"{reward}({marks(sample.reward, sample.passed)})",
+            f"{reward}({marks(sample.reward, sample.passed)}){parts}",
             str(sample.tokens),
             visible(sample.finish_reason),
         )

@@ -13,7 +13,6 @@ from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.tasks import HeldOut, TaskSource, check_specs, derive_task, held_out_tasks
 from shared.tasks.file_source import with_rows
-from shared.tasks.prompt import text_key
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from tests import forked
 
@@ -54,7 +53,7 @@ async def test_no_held_out_row_is_drawn_for_training(tmp_path: Path) -> None:
     drawn = [next(training.candidates(draw, held_out)) for draw in range(300)]
     file_questions = {task.text for task in drawn if task.ref.dataset == specs[0].dataset}
     assert 20 < len(file_questions) <= 30
-    assert not any(held_out.contains(text_key(question)) for question in file_questions)
+    assert not any(held_out.contains_text(question) for question in file_questions)
 
 
 def test_the_command_line_shows_and_scores_a_file(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks import TaskError, held_out_of, held_out_tasks
 from shared.tasks.evaluation import Score, pass_at_k, standard_error
-from shared.tasks.prompt import text_key
 from shared.tasks.specs import checked_config
 from shared.transport.base import Transport
 from swarm_cli.task_probe import SMALLER, begin_deriving
@@ -118,9 +117,9 @@ def test_all_rows_of_a_set_are_left_out_of_training_and_the_held_out_tasks_stay_
     held = held_out(config)
     assert [task.key for task in held.tasks] == [task.key for task in held_out_tasks(config.tasks, 8)]
     assert len(held.sets["late"]) == 6, "as many as are asked"
-    assert all(held.contains(text_key(f"what is {number} +  1?")) for number in range(30, 50)), "and the rows that are not"
+    assert all(held.contains_text(f"what is {number} +  1?") for number in range(30, 50)), "and the rows that are not"
     assert held.rows_of_sets(config.tasks) == 10
-    trained_on = [number for number in range(40) if not held.contains(text_key(f"What is {number} + 1?"))]
+    trained_on = [number for number in range(40) if not held.contains_text(f"What is {number} + 1?")]
     assert len(trained_on) >= 40 - 10 - 8 and max(trained_on) < 30
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from shared.config import TaskSpec
+from shared.config import TaskSpec, scorers_id
 from shared.contracts.messages import TaskRef, user_prompt
-from shared.tasks import derive_task
+from shared.tasks import HeldOut, derive_task, held_out_tasks
 from shared.tasks.file_formats import FileSourceError, data_files
 from shared.tasks.file_rows import FileRows
 from shared.tasks.file_source import load_rows, with_rows
+from shared.tasks.held_out import held_out_id
 from shared.tasks.specs import check_specs
 
 USER = "Find the number of edges of a cube."
@@ -196,6 +197,98 @@ def test_prompts_that_differ_in_a_message_are_other_questions_and_equal_ones_hav
     assert read(as_lines(tmp_path, rows)).distinct_questions() == 2
     (line,) = refused(as_lines(tmp_path, [*rows, {"prompt": ASKED[:2], "answer": 3}]))
     assert line.startswith("line 3: the same question as in line 1, ") and "\\x00" not in line
+
+
+FORMS: dict[str, tuple[list[dict[str, Any]], dict[str, str]]] = {
+    "plain": ([{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(12)], {}),
+    "template": ([{"text": f"What  is {n} + 1?", "a": n + 1} for n in range(12)], {"question": "Q: {text}\nA:", "answer": "a"}),
+    "system": (
+        [
+            {"prompt": [SYSTEM, {"role": "user", "content": f"What is {n} + 1?"}], "answer": f"{n} and 1\n#### {n + 1}"}
+            for n in range(12)
+        ],
+        {},
+    ),
+    "message": ([{"prompt": [{"role": "user", "content": f"what is {n} + 1?"}], "solution": f"${n + 1}$."} for n in range(12)], {}),
+    "nested": ([{"row": {"problem": f"What is {n} + 1?"}, "answer": n + 1} for n in range(12)], {"question": "row.problem"}),
+}
+
+
+def source(
+    folder: Path, name: str, write: Callable[[Path, list[dict[str, Any]]], Path], rows: list[dict[str, Any]], **columns: str
+) -> TaskSpec:
+    (folder / name).mkdir()
+    (spec,) = with_rows([TaskSpec(source="file", path=str(write(folder / name, rows)), **columns)])
+    return spec
+
+
+def left(spec: TaskSpec, held: HeldOut) -> list[int]:
+    """The rows that may be trained on."""
+    size = len(load_rows(spec))
+    return [index for index in range(size) if not held.contains(derive_task(TaskRef(dataset=spec.dataset, seed=0, index=index)))]
+
+
+PAIRS = [(asked, trained, as_lines) for asked in FORMS for trained in FORMS]
+
+
+@pytest.mark.parametrize(
+    ("asked", "trained", "write"), [*PAIRS, pytest.param("template", "system", as_parquet, marks=pytest.mark.slow)]
+)
+def test_a_question_that_is_held_out_is_trained_on_in_no_other_form(
+    tmp_path: Path, asked: str, trained: str, write: Callable[[Path, list[dict[str, Any]]], Path]
+) -> None:
+    rows, columns = FORMS[asked]
+    of_set = source(tmp_path, "asked", write, rows[:4], verifier="final_number", **columns)
+    rows, columns = FORMS[trained]
+    to_train_on = source(tmp_path, "trained", write, rows, verifier="final_number", **columns)
+    held = HeldOut(held_out_tasks([of_set], 4))
+    assert len(held.tasks) == 4 and left(to_train_on, held) == list(range(4, 12))
+
+
+def test_columns_of_a_template_are_told_apart_and_their_order_in_it_is_its_form(tmp_path: Path) -> None:
+    def of(name: str, question: str, pairs: list[tuple[int, int]]) -> TaskSpec:
+        rows = [{"a": a, "b": b, "answer": abs(a - b)} for a, b in pairs]
+        return source(tmp_path, name, as_lines, rows, question=question)
+
+    held = HeldOut(held_out_tasks([of("asked", "{a} and {b}?", [(1, 2), (3, 4)])], 2))
+    assert left(of("trained", "To {b} from {a}?", [(1, 2), (2, 1), (4, 3), (3, 4)]), held) == [1, 2]
+
+
+def test_one_text_of_which_two_things_are_asked_is_two_questions(tmp_path: Path) -> None:
+    words = ["swan", "otter", "newt"]
+    backwards = [{"word": word, "answer": word[::-1]} for word in words]
+    lengths = [{"word": word, "answer": len(word)} for word in words]
+    held = HeldOut(held_out_tasks([source(tmp_path, "asked", as_lines, backwards, question="Spell {word} backwards.")], 3))
+    assert left(source(tmp_path, "trained", as_lines, lengths, question="How long is {word}?"), held) == [0, 1, 2]
+
+
+def test_a_system_message_is_the_form_of_a_question_unless_it_holds_what_is_asked_about(tmp_path: Path) -> None:
+    def row(system: str, question: str, answer: str) -> dict[str, Any]:
+        return {"prompt": [{"role": "system", "content": system}, {"role": "user", "content": question}], "answer": answer}
+
+    twice = [row(system, f"{n} + 1?", str(n + 1)) for n in range(6) for system in ("Be brief.", "Think first.")]
+    spec = source(tmp_path, "twice", as_lines, twice)
+    assert load_rows(spec).distinct_questions() == 6
+    held = HeldOut(held_out_tasks([spec], 1))
+    assert len(left(spec, held)) == 10
+
+    reviews = [row(f"Review {n}: {'good' if n % 2 else 'bad'}.", "Do they like it?", "yes" if n % 2 else "no") for n in range(12)]
+    spec = source(tmp_path, "reviews", as_lines, reviews)
+    assert load_rows(spec).distinct_questions() == 12
+    held = HeldOut(held_out_tasks([spec], 4))
+    assert len(left(spec, held)) == 8
+
+
+def test_held_out_questions_are_the_same_whatever_columns_another_reward_gets(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(
+        "def one(completions, answer):\n    return [1.0] * len(completions)\n"
+        "def two(completions, answer, level):\n    return [1.0] * len(completions)\n"
+    )
+    file = as_lines(tmp_path, [{"question": f"q{n}", "answer": n, "level": n % 3} for n in range(9)])
+    specs = with_rows([TaskSpec(path=str(file), reward=f"{tmp_path}/rewards.py:{name}") for name in ("one", "two")])
+    assert specs[0].dataset != specs[1].dataset and scorers_id(specs[:1]) != scorers_id(specs[1:])
+    first, second = ([*held_out_tasks([spec], 4)] for spec in specs)
+    assert held_out_id(first) == held_out_id(second) != held_out_id(held_out_tasks([specs[0]], 5))
 
 
 @pytest.mark.parametrize(

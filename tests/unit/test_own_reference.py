@@ -14,7 +14,6 @@ import pytest
 from shared.config import TaskSpec
 from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks import HeldOut, TaskConfigError, TaskSource, check_specs, held_out_tasks
-from shared.tasks.prompt import text_key
 from shared.tasks.reference_checks import FILE_ROWS_CHECKED, left_out, looked_at
 from shared.tasks.specs import file_questions, source_problems
 from tests import forked
@@ -95,7 +94,7 @@ def test_a_row_that_nobody_can_earn_is_left_out_of_training_and_evaluation_and_n
     assert (left_out(spec), looked_at(spec), file.questions) == (1, 9, 8)
     assert "1 of its 9 rows" in file.left_out[0] and "rows.jsonl: line 5: " in file.left_out[1] and len(file.left_out) == 2
     held = HeldOut(held_out_tasks([spec], 8))
-    assert len(held.tasks) == 8 and not held.contains(text_key("q4"))
+    assert len(held.tasks) == 8 and not held.contains_text("q4")
     drawn = {
         task.ref.index for draw in range(60) for task in [next(TaskSource([spec], node="a", seed=0).candidates(draw, HeldOut([])))]
     }

@@ -64,17 +64,31 @@ def test_the_rewards_of_all_steps_are_drawn_from_the_trainers_records(tmp_path: 
     assert records.rewards("beta") == []
     batches = [StepPoint(step, NOW + step, 0.9, None) for step in (3, 4, 5)]
     assert steps_object(records.rewards("alpha"), batches, 3) == [
-        [1, NOW, 0.1, None, False],
-        [2, NOW, 0.2, None, False],
-        [3, NOW + 3, 0.3, None, True],
-        [4, NOW + 4, 0.4, None, True],
+        [1, NOW, 0.1, None, False, 0],
+        [2, NOW, 0.2, None, False, 0],
+        [3, NOW + 3, 0.3, None, True, 0],
+        [4, NOW + 4, 0.4, None, True, 0],
     ], "step 5 was never taken, and only two of the others have their groups in the log"
     assert [each[0] for each in steps_object([], batches, 3)] == [3, 4, 5], "without records the batches tell"
 
 
+def test_steps_after_a_change_of_the_reward_are_told_apart_and_those_of_former_groups_go_with_the_earlier_ones(
+    tmp_path: Path,
+) -> None:
+    scorers = [None, "1" * 64, None, "1" * 64, None, "2" * 64, "2" * 64]
+    lines = [
+        {"step": n, "time": NOW, "updated": True, "reward_local": 0.5} | ({} if scorer is None else {"scorer": scorer})
+        for n, scorer in enumerate(scorers, 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = RunRecords(load_config(DEMO_CONFIG))
+    records.count({"alpha": tmp_path})
+    assert [each[5] for each in steps_object(records.rewards("alpha"), [], 0)] == [0, 0, 0, 0, 0, 1, 1]
+
+
 def test_rewards_have_the_digits_that_other_displays_write() -> None:
     """0.0625 lies between two values of three digits; 0.57146 would become 0.572 by way of four."""
-    ((_, _, local, foreign, _),) = steps_object([], [StepPoint(3, NOW, 1.0625, 0.57146)], 3)
+    ((_, _, local, foreign, *_),) = steps_object([], [StepPoint(3, NOW, 1.0625, 0.57146)], 3)
     assert (local, foreign) == (float(f"{1.0625:.3f}"), 0.571) == (1.062, 0.571)
 
 

@@ -182,3 +182,21 @@ def test_what_is_wanted_is_two_batches_of_draws_less_what_the_pool_has_in_steps_
     assert [wanted(j) for j in (0, 2, 3, 4, 6)] == [0, 0, 3, 4, 12]
     assert wanted(6, "likelihood_near", oversample=3.0) == 36
     assert wanted(2, after_s=301.0, max_external_age_s=600.0) == 4, "what is soon too old does not count"
+
+
+def test_a_wait_within_what_batches_have_taken_or_for_a_slow_step_is_no_warning() -> None:
+    def levels(waiting: WaitingReport, since_s: int, until_s: int, reason: WaitFor) -> set[tuple[str, str]]:
+        with structlog.testing.capture_logs() as logs:
+            for second in range(since_s, until_s):
+                waiting.waits(Wait(reason, 0, 2), 1, float(second))
+        return {(each["log_level"], each["event"]) for each in logs}
+
+    waiting = WaitingReport(structlog.get_logger())
+    waiting.begin(0.0)
+    waiting.built(500.0)
+    assert levels(waiting, 500, 700, WaitFor.TRAINER) == {("info", "no_batch_yet")}
+    waiting.built(700.0)
+    assert levels(waiting, 700, 1090, WaitFor.LOCAL) == {("info", "no_batch_yet")}, "the last took 200 s"
+    assert levels(waiting, 1100, 1200, WaitFor.LOCAL) == {("warning", "no_batch")}
+    waiting.built(1200.0)
+    assert levels(waiting, 2300, 2500, WaitFor.TRAINER) == {("warning", "no_batch")}, "more than ten minutes, and twice the longest"

@@ -70,10 +70,10 @@ def test_a_mean_of_0_is_shown_by_no_number_of_seeds() -> None:
     assert seeds_needed([0.0, 0.0], 1000) is None
 
 
-def _pairs(*gains: float) -> dict[int, dict[str, Result]]:
+def _pairs(*gains: float, further: float = 5.0) -> dict[int, dict[str, Result]]:
     def result(end: float) -> Result:
         curves = (((0.0, 0.2), (100.0, end)), ((0.0, 0.2), (100.0, end)))
-        return Result(curves=curves, figures={}, asked=frozenset())
+        return Result(curves=curves, figures={"further groups": further}, asked=frozenset())
 
     return {seed: {SHARING: result(0.3 + gain), REPLAY: result(0.3)} for seed, gain in enumerate(gains, start=1)}
 
@@ -92,6 +92,13 @@ def test_the_sentence_has_the_gain_its_interval_and_the_number_of_seeds(gains: t
     said = sentence(_pairs(*gains))
     assert [word for word in words if word not in said] == [], said
     assert ("not shown" in said) == ("not shown" in " ".join(words))
+
+
+def test_where_no_group_of_another_node_was_trained_on_the_sentence_gives_no_gain() -> None:
+    alone, together = _pairs(0.05, 0.11, further=0.0), _pairs(0.05, 0.11)
+    assert "not measured" in sentence(alone) and "+0." not in sentence(alone)
+    assert "in 1 of them no group" in sentence({1: alone[1], 2: together[2]})
+    assert "no group" not in sentence(together)
 
 
 def test_arms_are_compared_after_as_many_completions() -> None:

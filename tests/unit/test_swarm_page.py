@@ -41,7 +41,6 @@ from swarm_cli.dashboard.page_state import (
     leaderboard,
     overall,
     swarm_object,
-    thinned,
 )
 from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, BatchFollower, RecentGroups, both_ends
 from swarm_cli.dashboard.run_records import answers_object
@@ -49,7 +48,7 @@ from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.file_names import FileNames
 from swarm_cli.observe import run_files
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.run_files import Evaluation, compared, read_evaluations, read_sets
+from swarm_cli.observe.run_files import Evaluation, compared, read_evaluations, read_sets, thinned
 from swarm_cli.observe.snapshot import SwarmState, held_out_history
 from swarm_cli.rollouts.records import HeldOutSample, Samples
 from swarm_cli.target import Target
@@ -256,10 +255,13 @@ def test_answers_are_compared_by_question_and_those_of_other_questions_have_no_b
     newest = Samples(9, NOW, [sample(2, "c", False), sample(1, "d", True), sample(3, "e", None)])
     told = answers_object(base, newest, FileNames())
     assert told["version"] == 9 and [(row["before"], row["now"]) for row in told["rows"]] == [
-        (["b", 1.0, True], ["c", 0.0, False]),
-        (["a", 0.0, False], ["d", 1.0, True]),
-        (None, ["e", None, None]),
+        (["b", 1.0, True, {}], ["c", 0.0, False, {}]),
+        (["a", 0.0, False, {}], ["d", 1.0, True, {}]),
+        (None, ["e", None, None, {}]),
     ]
+    old, new = (structs.replace(each, scorer=scorer) for each, scorer in ((base, "1" * 64), (newest, "2" * 64)))
+    told = answers_object(old, new, FileNames())
+    assert told["other_reward"] and told["rows"][0]["before"] == ["b", None, None, {}], "an old reward is none beside a new one"
     assert [row["now"] for row in answers_object(base, base, FileNames())["rows"]] == [None, None], "nothing was trained yet"
 
 

@@ -115,16 +115,19 @@ function figures({ row, names, node, over }) {
 
 /** The rewards of a node's own answers as dots, and their mean over the steps around each. */
 function trainingReward(mine, { steps }) {
-  const points = mine.steps.filter(([, , value]) => value !== null).map(([step, , value]) => [step, value]), title = el("h3", { text: "Training reward" });
+  const points = mine.steps.filter(([, , value]) => value !== null).map(([step, , value, , , changes]) => [step, value, changes]), title = el("h3", { text: "Training reward" });
   if (points.length < 2) return el("div", { class: "trained" }, title, el("p", { class: "small soft", text: points.length ? `${ratio(points[0][1])} at step ${count(points[0][0])}.` : "It comes with the first steps." }));
-  const about = (index) => mean(points.slice(Math.max(0, index - 4), index + 5).map(([, value]) => value)), newest = points.slice(-SMOOTHED), values = points.map(([, value]) => value);
+  // Rewards before and after a change of the reward are never in one mean.
+  const alike = (point) => points.filter(([, , changes]) => changes === point[2]), begun = alike(points.at(-1)), changed = begun.length < points.length;
+  const about = (point) => { const same = alike(point), index = same.indexOf(point); return mean(same.slice(Math.max(0, index - 4), index + 5).map(([, value]) => value)); }, newest = begun.slice(-SMOOTHED), values = points.map(([, value]) => value);
   const width = column()[1], height = 86, left = 40, least = Math.min(0, ...values), most = ceiling(Math.max(...values)), end = Math.max(steps, points.at(-1)[0]), begin = steps ? 0 : points[0][0] - 1;
   const x = (step) => left + ((step - begin) / (end - begin)) * (width - left - 4), y = (value) => 8 + ((most - value) / (most - least)) * (height - 16);
   const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Mean reward of its own answers by step: ${ratio(mean(newest.map(([, value]) => value)), 2)} over the newest ${newest.length} steps` });
   for (const level of [least, most]) picture.append(svg("line", { class: level === 0 ? "axis" : "grid", x1: left, x2: width - 4, y1: y(level), y2: y(level) }), label_at(String(Number(level.toPrecision(3))), left - 7, y(level) + 4.5, "end"));
   for (const [step, value] of points) picture.append(svg("circle", { class: "faint", cx: x(step).toFixed(1), cy: y(value).toFixed(1), r: 1.8 }));
-  picture.append(svg("polyline", { class: "line", points: points.map(([step], index) => `${x(step).toFixed(1)},${y(about(index)).toFixed(1)}`).join(" ") }));
-  return el("div", { class: "trained" }, el("div", { class: "head" }, title, el("span", { class: "end" }, el("b", { text: ratio(mean(newest.map(([, value]) => value)), 2) }), el("span", { class: "small soft", text: ` over ${newest.length} steps` }))), picture);
+  for (const each of new Set(points.map(([, , changes]) => changes))) picture.append(svg("polyline", { class: "line", points: points.filter(([, , changes]) => changes === each).map((point) => `${x(point[0]).toFixed(1)},${y(about(point)).toFixed(1)}`).join(" ") }));
+  const note = changed ? el("p", { class: "small soft", text: `The reward was changed before step ${count(begun[0][0])}; earlier ones cannot be compared.` }) : null;
+  return el("div", { class: "trained" }, el("div", { class: "head" }, title, el("span", { class: "end" }, el("b", { text: ratio(mean(newest.map(([, value]) => value)), 2) }), el("span", { class: "small soft", text: ` over ${many(newest.length, "step")}` }))), picture, note);
 }
 
 /** What is done before the first step, and what comes next. */
@@ -166,11 +169,12 @@ const kindOf = ({ before, now }) => (passedOf(now) ? (passedOf(before) ? "kept" 
 /** Of a long question its last paragraph, in which the tasks of one dataset differ. */
 const shortened = (text) => { const whole = text.trim(), parts = whole.split(/\n\s*\n/); const last = whole.length > 150 && parts.length > 1 ? parts.at(-1) : whole; return last.length > 240 ? `… ${last.slice(-220)}` : last; };
 
-function judged(one) {
+function judged(one, unscored = false) {
   if (!one) return el("span", { class: "soft small", text: "not on record" });
-  const [text, reward, passed] = one, kind = reward === null ? "unknown" : passed === null ? "scored" : passed ? "right" : reward > 0 ? "part" : "wrong";
+  const [text, reward, passed, parts] = one, kind = unscored ? "scored" : reward === null ? "unknown" : passed === null ? "scored" : passed ? "right" : reward > 0 ? "part" : "wrong";
   const [mark, words] = { right: ["✓", "Right: "], wrong: ["✗", "Wrong: "], part: ["◐", "Right in part: "], scored: ["–", ""], unknown: ["?", "Without a known reward: "] }[kind];
-  const told = kind === "part" || kind === "scored" ? `reward ${ratio(reward, 2)}` : kind === "unknown" ? "its reward is unknown" : "";
+  const each = Object.entries(parts || {}).map(([reward, value]) => `${reward} ${value === null ? "does not apply" : ratio(value, 2)}`);
+  const told = [reward !== null && (kind === "part" || kind === "scored") ? `reward ${ratio(reward, 2)}` : kind === "unknown" ? "its reward is unknown" : "", each.join(", ")].filter(Boolean).join(": ");
   return el("div", { class: `verdict ${kind}` }, el("span", { class: "m", "aria-hidden": "true", text: mark }), el("span", {}, el("span", { class: "hidden", text: words }), el("span", { class: "say", dir: "auto", text: text.trim().replace(/\n\s*\n+/g, "\n") || "(empty)" })), told ? el("small", { text: told }) : null);
 }
 
@@ -188,14 +192,47 @@ function saysSection(told, { name: mine, node, row, names }, answers) {
   let at = 0;
   for (const kind of kinds) { stack.append(svg("rect", { class: `key-${kind}`, x: at, width: sizes[kind], height: 1 })); at += sizes[kind]; }
   const asked = ({ question }) => { const brief = shortened(question); return el("th", { scope: "row" }, el("span", { class: "ask", dir: "auto", text: brief || "(an empty question)" }), brief === question.trim() ? null : el("details", { class: "small" }, el("summary", { class: "soft", text: "whole question" }), el("span", { class: "say", dir: "auto", text: question.trim() }))); };
-  const line = (each) => el("tr", {}, asked(each), el("td", { "data-head": "before" }, judged(each.before)), trained ? el("td", { "data-head": "now" }, judged(each.now)) : null, el("td", { "data-head": "reference" }, el("span", { class: "say", dir: "auto", text: each.reference ?? "–" })));
+  const line = (each) => el("tr", {}, asked(each), el("td", { "data-head": "before" }, judged(each.before, answers.other_reward)), trained ? el("td", { "data-head": "now" }, judged(each.now)) : null, el("td", { "data-head": "reference" }, el("span", { class: "say", dir: "auto", text: each.reference ?? "–" })));
   const head = ["Question", "Before training", ...(trained ? [`Now, step ${count(answers.version)}`] : []), "Reference"];
-  const of = row && row.n > rows.length ? ` ${count(rows.length)} of the ${count(row.n)} held-out questions are on record.` : "";
+  const of = row && row.n > rows.length ? ` ${count(rows.length)} of the ${count(row.n)} held-out questions are on record.` : "", other = answers.other_reward ? " The answers before training were scored by another reward, which is not shown." : "";
   return section("says", null,
     el("div", { class: "head" }, el("h2", { id: "says-title" }, "What it says", names.length > 1 ? el("span", { class: "small soft" }, " ", name(mine)) : null), counted ? el("div", { class: "counts", role: "group", "aria-label": "Which questions" }, tab("", "All", rows.length), ...kinds.map((kind) => tab(kind, KINDS_OF_ANSWER[kind], sizes[kind]))) : null),
     counted ? stack : null,
     el("table", { class: "qa" }, el("caption", { class: "hidden", text: "The same held-out question before training and now" }), el("colgroup", {}, el("col", { class: "c-question" }), trained ? el("col", { class: "c-before" }) : el("col"), trained ? el("col") : null, el("col", { class: "c-reference" })), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...shown.map(line))),
-    el("p", { class: "tools" }, spread.length > shown.length ? el("button", { type: "button", id: "more", text: `Show ${Math.min(QUESTIONS_MORE, spread.length - shown.length)} more`, onclick: () => { chosen.more += QUESTIONS_MORE; again(); } }) : null, of ? el("span", { class: "small soft", text: of }) : null));
+    el("p", { class: "tools" }, spread.length > shown.length ? el("button", { type: "button", id: "more", text: `Show ${Math.min(QUESTIONS_MORE, spread.length - shown.length)} more`, onclick: () => { chosen.more += QUESTIONS_MORE; again(); } }) : null, of || other ? el("span", { class: "small soft", text: `${of}${other}` }) : null));
+}
+
+/** One evaluation set's curve: avg@k with its 95 % interval, pass@k dotted, and the base policy's avg@k dashed. */
+function setChart({ name: set, k, by_reward: byReward, base, curve }, steps) {
+  const page = Math.min(1232, document.documentElement.clientWidth) - 32, columns = Math.max(1, Math.floor((page + 16) / 356)), width = Math.round((page - 16 * (columns - 1)) / columns) - (page > 568 ? 38 : 18);
+  const height = 130, left = 36, high = 9, low = 22, end = Math.max(steps, curve.at(-1)[0], 1), half = ([, , error]) => 1.96 * error, clipped = (value) => (byReward ? value : Math.min(1, Math.max(0, value)));
+  const values = curve.flatMap((point) => [clipped(point[1] - half(point)), clipped(point[1] + half(point)), ...(point[3] === null ? [] : [point[3]])]), least = Math.min(0, ...values), most = ceiling(Math.max(...values)), last = curve.at(-1), over = last[3] !== null;
+  const room = over && (1 - last[0] / end) * (width - left - 16) < 62 ? 66 : 14, x = (version) => left + (version / end) * (width - left - room), y = (value) => high + ((most - value) / (most - least)) * (height - high - low);
+  const measure = byReward ? "mean reward" : `avg@${k}`, spoken = `${measure} on set ${set} by step: ${curve.slice(-12).map(([version, value, , passed]) => `${ratio(value)}${passed === null ? "" : ` (pass@${k} ${ratio(passed)})`} at step ${version}`).join(", ")}.${base ? ` Before training ${ratio(base[1])}.` : ""}`;
+  const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spoken }), path = (points) => points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ");
+  for (const level of [...new Set([least, 0, most])]) picture.append(svg("line", { class: level ? "grid" : "axis", x1: left, x2: width - room, y1: y(level), y2: y(level) }), label_at(String(Number(level.toPrecision(3))), left - 7, y(level) + 4.5, "end"));
+  for (const step of [0, end]) picture.append(label_at(step === 0 ? "step 0" : count(step), x(step), height - 4, step === 0 ? "start" : "end"));
+  if (curve.length > 1) picture.append(svg("polygon", { class: "band", points: path([...curve.map((point) => [point[0], clipped(point[1] + half(point))]), ...curve.toReversed().map((point) => [point[0], clipped(point[1] - half(point))])]) }));
+  if (base) picture.append(svg("line", { class: "base", x1: left, x2: width - room, y1: y(base[1]), y2: y(base[1]) }));
+  if (over) picture.append(svg("polyline", { class: "most", points: path(curve.map(([version, , , passed]) => [version, passed])) }));
+  picture.append(svg("polyline", { class: "line", points: path(curve) }), ...curve.map((point) => svg("circle", { class: "line", cx: x(point[0]).toFixed(1), cy: y(point[1]).toFixed(1), r: 3 })));
+  if (over) for (const label of apart([[`avg@${k}`, x(last[0]) + 8, y(last[1]) + 4.5, "start", "on"], [`pass@${k}`, x(last[0]) + 8, y(last[3]) + 4.5, "start"]], height - low)) picture.append(label_at(...label));
+  return picture;
+}
+
+/** The evaluation sets ([[eval.sets]]) of the chosen node: before, now and gain, by avg@k and pass@k. */
+function setsSection({ steps, over, name: mine, names }, told) {
+  if (!told?.sets?.length) return null;
+  const card = (each) => {
+    const { k, by_reward: byReward, base, curve } = each, now = curve.at(-1), trained = now[0] > 0, several = now[3] !== null, before = base && trained;
+    const line = (title, step, cells, kind = "") => el("tr", { class: kind }, el("th", { scope: "row" }, title, step === null ? null : el("span", { class: "note", text: ` step ${count(step)}` })), ...cells.map((text) => el("td", { class: "n", text })));
+    const of = (point, digits = ratio) => [digits(point[1]), ...(several ? [digits(point[3])] : [])];
+    const lines = [line(trained ? (over ? "Last" : "Now") : "Before", trained ? now[0] : null, of(now)), before ? line("Before", null, of(base)) : null, before ? line("Gain", null, of([0, now[1] - base[1], 0, several && base[3] !== null ? now[3] - base[3] : null], signed), "gain") : null];
+    const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "hidden", text: "when" })), el("th", { scope: "col", class: "n", text: byReward ? "mean reward" : `avg@${k}` }), several ? el("th", { scope: "col", class: "n", text: `pass@${k}` }) : null);
+    const notes = [`${many(each.questions, "question")}, ${many(k, "answer")} to each.`, each.chance === null ? "" : `Chance explains at most ${ratio(each.chance)} of avg@${k}.`, trained || over ? "" : "A trained policy is measured later.", each.unknown ? `${many(each.unknown, "answer")} without a known reward.` : ""];
+    return el("figure", { class: "sheet" }, el("div", { class: "head" }, el("h3", {}, name(each.name))), setChart(each, steps), el("table", { class: "figures" }, el("caption", { class: "hidden", text: `Results on set ${each.name}` }), el("thead", {}, head), el("tbody", {}, ...lines.filter(Boolean))), el("figcaption", { class: "small soft", text: notes.filter(Boolean).join(" ") }), each.added ? el("p", { class: "small warn", text: `It was ${each.added}.` }) : null);
+  };
+  return section("sets", null, el("h2", { id: "sets-title" }, "Evaluation sets", names.length > 1 ? el("span", { class: "small soft" }, " ", name(mine)) : null), el("p", { class: "hint", text: "Their questions are kept out of training. avg@k: share of right answers, with its 95 % interval; pass@k: chance that one of k is right. Dashed: before training." }), el("div", { class: "sets" }, ...told.sets.map(card)));
 }
 
 /** By task: before and now, where there are several. */

@@ -267,7 +267,7 @@ async function showSwarm() {
   }
   const seen = focus(told, chosen.node), mine = seen.name ? await get("node.json", { node: seen.name }).catch((problem) => { if (problem instanceof NotFound) return null; throw problem; }) : null;
   document.title = `${answer(told, seen)[0]} · swarm`;
-  return [banner(told), answerSection(told, seen, mine), homeSection(told), saysSection(told, seen, mine?.answers), tasksSection(seen, mine), exchangeSection(told), leaderboardSection(told), textsSection(told), nodesSection(told)];
+  return [banner(told), answerSection(told, seen, mine), homeSection(told), saysSection(told, seen, mine?.answers), setsSection(seen, mine), tasksSection(seen, mine), exchangeSection(told), leaderboardSection(told), textsSection(told), nodesSection(told)];
 }
 
 function view() {
