@@ -20,7 +20,8 @@ from pathlib import Path
 from services.generator.engine_calls import ServerWait, calls_of, sampled
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams, WrongSetting
-from services.generator.evaluation import AskedSet, Evaluator, SetEvaluator
+from services.generator.evaluation import Evaluator
+from services.generator.evaluation_sets import AskedSet, SetEvaluator
 from services.generator.figures import Figures
 from services.generator.groups import GroupPublisher, call_seed, rollout_group
 from services.generator.ledger import DrawLedger, consumed_with_moving_i
@@ -135,7 +136,7 @@ class GeneratorService:
         held_out = await asyncio.to_thread(self._prompter.held_out, self._held_out.tasks)  # a question may take seconds
         sets = [AskedSet(each, await asyncio.to_thread(self._prompter.held_out, asked)) for each, asked in self._asked_sets()]
         set_evaluator = SetEvaluator(context, config, self._engine, sets, self._follower.swaps)
-        evaluator = Evaluator(context, config, self._engine, held_out, self._figures, set_evaluator)
+        evaluator = Evaluator(context, config, self._engine, held_out, self._figures, set_evaluator.left)
         await self._tell_sets(sets)
         self._tell_left_out()
         context.status.state(EVALUATING_BASE)

@@ -225,7 +225,7 @@ async def _evaluate(
     rules = PassRules(asked.sources)
     rules.merge(asked.values)
     try:
-        # As many as a generator of `swarm up` has: more wait for each other where the cores are shared.
+        # As a generator of `swarm up`: more wait for each other where the cores are shared.
         threads = config.generator.threads or (None if os.environ.get("OMP_NUM_THREADS") else 1)
         engine = create_engine(
             kind, model, revision=revision, device=config.model.device, dtype=config.model.dtype, threads=threads

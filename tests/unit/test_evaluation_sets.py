@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from services.generator.engines import SamplingParams, create_engine
 from services.generator.engines.base import Engine
-from services.generator.evaluation import AskedSet, SetEvaluator
+from services.generator.evaluation_sets import AskedSet, SetEvaluator
 from services.generator.tasks import Prompter
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.codec import encode
