@@ -29,7 +29,7 @@ EVAL_FILE = "eval.jsonl"
 """Every held-out evaluation (`services.generator.evaluation`). It is never cut."""
 
 EVAL_SETS_FILE = "eval_sets.jsonl"
-"""Every measurement on an evaluation set (`services.generator.evaluation`). It is never cut."""
+"""Every result on an evaluation set (`services.generator.evaluation_sets`). It is never cut."""
 
 TRAINED_FILE = "trained.jsonl"
 """What each step trained on: groups, advantages, weights (`services.trainer.records`)."""

@@ -125,9 +125,9 @@ class Evaluator:
         figures: Figures,
         sets_left: Callable[[int], Awaitable[bool]] | None = None,
     ) -> None:
-        """`config`: with the files of its task sources already read. `sets_left`: whether evaluation
-        sets are still to be measured on the last policy. They come first, because a run may end
-        with its held-out evaluation.
+        """`config`: with the files of its task sources already read. `sets_left`: whether sets are
+        still to be measured on the last policy. They come first, because a run may end with its
+        held-out evaluation.
         """
         self._context = context
         self._sets_left = sets_left
