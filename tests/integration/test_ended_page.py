@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.generator.evaluation import eval_line
 from services.trainer.records import batch_line, trained_line
 from shared.contracts.control import EvalReport
-from shared.run_records import BATCHES_FILE, EVAL_FILE, SAMPLES_FILE, TRAINED_FILE
+from shared.run_records import BATCHES_FILE, EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE, SAMPLES_FILE, TRAINED_FILE
 from swarm_cli.runs import RunNote, StartOptions, write_end, write_note
-from tests.integration.page_looker import WAIT_MS, Looker, a_browser
+from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, WAIT_MS, Looker, a_browser
 from tests.integration.page_swarm import Dashboard, batch_of, group, trained_on
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright comes with the extra `test`")
@@ -133,6 +134,84 @@ def test_the_page_says_first_whether_the_model_got_better_and_then_what_it_said_
             assert page.evaluate("document.activeElement.id") == "questions-lost"
             commands = page.locator("#home code").all_inner_texts()
             assert any(each.startswith("swarm model export first alpha ") for each in commands)
+            looker.check()
+            looker.close()
+    finally:
+        shown.close()
+
+
+def measured(folder: Path) -> None:
+    """Results on four sets: with pass@k over the run, of the base policy only, a mean reward of a
+    set that was added later, and one answer to each question.
+    """
+    lines: list[dict[str, Any]] = []
+
+    def result(name: str, version: int, score: float, k: int, passed: float | None, **more: Any) -> None:
+        by_reward = more.pop("by_reward", False)
+        rate = {
+            "pass_rate": None if by_reward else score,
+            "mean_reward": score,
+            "pass_at": {} if passed is None else {str(k): passed},
+        }
+        about = {
+            "k": k,
+            "questions": 200,
+            "temperature": 1.0,
+            "n": 200 * k,
+            "error": 0.03,
+            "held_out": "ab" * 32,
+            "scorer": "cd" * 32,
+        }
+        lines.append({"set": name, "policy_version": version, **about, **rate, **more})
+
+    for version, score in ((0, 0.21), (20, 0.3), (40, 0.38), (67, 0.46)):
+        result("math500", version, score, 4, score + 0.2)
+        result(
+            "added-later-with-a-long-name-that-wraps-somewhere-on-phones", version, 3 * score, 2, None, by_reward=True, added_at=20
+        )
+    result("only-the-base", 0, 0.12, 8, 0.55)
+    result("one-answer", 0, 0.05, 1, 0.05)
+    result("one-answer", 67, 0.055, 1, 0.055)
+    (folder / EVAL_SETS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_evaluation_sets_are_drawn_with_the_base_policy_and_a_change_of_the_reward_parts_its_mean(var_dir: Path) -> None:
+    folder = var_dir / "runs" / "first" / "alpha"
+    answered(folder)
+    measured(folder)
+    lines = [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
+    changed = [{**line, "scorer": ("1" if line["step"] < 60 else "2") * 64, "reward_local": line["step"] / 100} for line in lines]
+    (folder / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in changed))
+    samples = (folder / SAMPLES_FILE).read_text()
+    parts = {"accuracy": 0.2, "format": None}
+    (folder / SAMPLES_FILE).write_text(samples.replace('"reward": 0.2,', f'"reward": 0.2, "parts": {json.dumps(parts)},'))
+    shown = Dashboard("", "--run", "first", var_dir=var_dir)
+    try:
+        shown.until(lambda found: bool(found.get("leaderboard")), "its score")
+        with a_browser() as browser:
+            for width, scheme in [*LOOKS, *OTHER_LOOKS]:
+                looker = Looker(browser, width, scheme)
+                page = looker.open(shown.url)
+                page.locator("#sets .chart").nth(3).wait_for()
+                looker.check()
+                if AXE.exists():
+                    assert looker.axe() == []
+                looker.shot(f"sets-{width}-{scheme}")
+                looker.close()
+            looker = Looker(browser)
+            page = looker.open(shown.url)
+            later, math500, one, base = page.locator("#sets figure").all()
+            rows = [row.inner_text().split("\t") for row in math500.locator("tbody tr").all()]
+            assert rows == [["Last step 67", "0.460", "0.660"], ["Before", "0.210", "0.410"], ["Gain", "+0.250", "+0.250"]]
+            assert math500.locator(".base").count() == 1 and math500.locator(".most").count() == 1
+            assert "added at step 20" in later.inner_text() and later.locator(".most").count() == 0
+            assert [row.inner_text().split("\t")[0] for row in base.locator("tbody tr").all()] == ["Before"]
+            assert "avg@1" in one.inner_text() and "pass@1" not in one.inner_text()
+            assert page.locator(".trained polyline").count() == 2, "the mean does not go over the change"
+            assert page.locator(".trained b").inner_text() == "0.64", "of the steps from 60 on"
+            assert "before step 60" in page.locator(".trained").inner_text()
+            told = page.locator(".qa .verdict.part small").inner_text()
+            assert "accuracy 0.20" in told and "format does not apply" in told
             looker.check()
             looker.close()
     finally:
