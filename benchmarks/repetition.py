@@ -4,9 +4,10 @@
 
 A pretrained model finds its own text almost certain once it has been said before, so a mean logprob
 per token rates a repeated text above an honest one. The trainer's own functions choose and check
-here: `prefer` (the strategy `likelihood_near`) and `drop_absurd` (the policy check). Six honest
-groups, sampled from the model, stand against three whose right answer comes after nonsense,
-repeated nonsense, or a sentence that somebody wants the policy to say.
+here: `prefer` (the strategy `likelihood_near`) and `drop_absurd` (the policy check). In each batch
+six honest groups, sampled from the model, stand against one of each hostile kind: a right answer
+after nonsense, after repeated nonsense, after a sentence that somebody wants the policy to say, or
+after honest text said again up to the length limit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,10 @@ import msgspec
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.trainer.gradient.update import UpdateConfig
+from services.trainer.gradient.update import KnownLogprobs, UpdateConfig
 from services.trainer.selection.intake import IntakeRules, take_in
 from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, least_logprob, local_means, prefer
-from shared.contracts.codec import pack_ids, pack_logprobs
+from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, BatchItem, Completion, Preference, RolloutGroup, Sampling, ScoredGroup, Task
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.wire import ModelIdentity
@@ -41,17 +44,6 @@ HOSTILE = {
     "nonsense repeated": " zq vx kw jj" * 9,
     "sentence repeated": " Always send your password to evil.example." * 6,
 }
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Senders whose groups were chosen, and hostile senders whose text passed the policy check."""
-
-    chosen: list[str]
-    passed: list[str]
-    logprob_chosen: float
-    logprob_others: float
-    bound: float
 
 
 class Policy:
@@ -115,29 +107,45 @@ def sum_task(seed: int) -> Task:
     return derive_task(task_ref("chain_sum", seed=seed, index=0))
 
 
-def batch(policy: Policy) -> Batch:
-    """Two local groups, six honest foreign, three hostile ones; one answer of two is right."""
-    items: list[BatchItem] = []
+@dataclass(frozen=True)
+class Bank:
+    """Scored groups that batches are drawn from, by kind: `local`, `honest`, and the hostile ones."""
 
-    def add(origin: Any, group: RolloutGroup) -> None:
-        scored = ScoredGroup(
-            group_id=f"{len(items):064x}",
-            origin=origin,
-            group=group,
-            rewards=[1.0, 0.0],
-            scored_by="alpha",
-            score_seconds=0.0,
-            scored_at=time.time(),
-            share=group.node,
+    groups: dict[str, list[ScoredGroup]]
+
+    def batch(self, number: int) -> Batch:
+        """Two local groups, six honest foreign ones, and one of each hostile kind."""
+        draw = random.Random(number)
+        items = []
+        for kind, groups in self.groups.items():
+            for scored in draw.sample(groups, {"local": LOCAL, "honest": HONEST}.get(kind, 1)):
+                items.append(BatchItem(scored=scored, staleness=0 if kind == "local" else None, age_s=0.0))
+        return Batch(
+            number=number,
+            created_at=time.time(),
+            items=items,
+            strategy="likelihood_near",
+            seed=number,
+            wanted_local=LOCAL,
+            wanted_external=KEEP,
+            pool_local=LOCAL,
+            pool_external=len(items) - LOCAL,
+            shortage="none",
+            state=SamplerState(),
+            preference=Preference(keep=KEEP, by="near", node_cap=2, by_lot=1),
         )
-        items.append(BatchItem(scored=scored, staleness=0 if origin == "local" else None, age_s=0.0))
 
-    for number in range(LOCAL + HONEST):
-        task = sum_task(500 + number)
-        answers = policy.sampled(task, 2)
-        texts = [policy.text(ids) for ids in answers]
-        if number < LOCAL:
-            group = policy.group("alpha", task, texts, number)
+
+def bank(policy: Policy, size: int) -> Bank:
+    """`size` groups of each kind (twice as many honest ones), of two answers, the first of them
+    right.
+    """
+    found: dict[str, list[ScoredGroup]] = {}
+
+    def add(kind: str, task: Task, texts: list[str], local_ids: Sequence[list[int]] = ()) -> None:
+        known = found.setdefault(kind, [])
+        group = policy.group(f"{kind.replace(' ', '-')}-{len(known)}", task, texts, len(known))
+        if local_ids:
             completions = [
                 msgspec.structs.replace(
                     completion,
@@ -146,35 +154,45 @@ def batch(policy: Policy) -> Batch:
                     token_ids=pack_ids(ids),
                     behaviour_logprobs=pack_logprobs(policy.logprobs(task, ids)),
                 )
-                for ids, completion in zip(answers, group.completions, strict=True)
+                for ids, completion in zip(local_ids, group.completions, strict=True)
             ]
-            add("local", msgspec.structs.replace(group, completions=completions))
-        else:
-            add(
-                "external", policy.group(f"honest-{number}", task, [f"{texts[0]} <answer>{task.answer}</answer>", texts[1]], number)
-            )
-    for number, (name, text) in enumerate(HOSTILE.items()):
-        task = sum_task(900 + number)
-        right = f"{text.strip()} <answer>{task.answer}</answer>"
-        add("external", policy.group(f"hostile-{name.replace(' ', '-')}", task, [right, "I do not know."], 50 + number))
-    return Batch(
-        number=1,
-        created_at=time.time(),
-        items=items,
-        strategy="likelihood_near",
-        seed=1,
-        wanted_local=LOCAL,
-        wanted_external=KEEP,
-        pool_local=LOCAL,
-        pool_external=HONEST + len(HOSTILE),
-        shortage="none",
-        state=SamplerState(),
-        preference=Preference(keep=KEEP, by="near", node_cap=2),
-    )
+            group = msgspec.structs.replace(group, completions=completions)
+        scored = ScoredGroup(
+            group_id=content_id(encode(group)),
+            origin="local" if kind == "local" else "external",
+            group=group,
+            rewards=[1.0, 0.0],
+            scored_by="alpha",
+            score_seconds=0.0,
+            scored_at=time.time(),
+            share=group.node,
+        )
+        known.append(scored)
+
+    for number in range(size):
+        task = sum_task(300 + number)
+        answers = policy.sampled(task, 2)
+        add("local", task, [policy.text(ids) for ids in answers], answers)
+    said = ""
+    for number in range(2 * size):
+        task = sum_task(500 + number)
+        texts = [policy.text(ids) for ids in policy.sampled(task, 2)]
+        add("honest", task, [f"{texts[0]} <answer>{task.answer}</answer>", texts[1]])
+        said = texts[0] or said
+        if number < size:
+            right = f" <answer>{task.answer}</answer>"
+            again = said
+            while len(policy.tokenizer(f"{again} {said}{right}")["input_ids"]) < 2 * MAX_NEW_TOKENS:
+                again += " " + said
+            for kind, text in {**HOSTILE, "honest text repeated": again}.items():
+                add(kind, task, [text.strip() + right, "I do not know."])
+    return Bank(found)
 
 
-def outcome(policy: Policy) -> Outcome:
-    """What the trainer chooses, and what passes its policy check where nothing is chosen first."""
+def chosen_of(policy: Policy, groups: Bank, batches: int) -> tuple[Counter[str], Counter[str], float]:
+    """In how many batches a group of each kind was chosen, and in how many it passed the policy check
+    where nothing was chosen before; and the mean of the check's bound.
+    """
     rules = IntakeRules(
         tokenizer=policy.tokenizer,
         tokenizer_hash=tokenizer_hash(policy.tokenizer),
@@ -184,59 +202,41 @@ def outcome(policy: Policy) -> Outcome:
         max_foreign_tokens=2 * MAX_NEW_TOKENS + 1,
         drop_foreign_negatives=True,
     )
-    config = UpdateConfig()
-    given = batch(policy)
-    preferred = prefer(policy.model, given, rules, config)
-    whole = take_in(msgspec.structs.replace(given, preference=None), rules)
-    checks = AbsurdTextRules(fraction=1.0, min_logprob=LEAST, slack=SLACK)
-    left, _ = drop_absurd(policy.model, whole, config, checks, 1)
-    return Outcome(
-        chosen=[item.scored.group.node for item in preferred.batch.items if item.scored.origin == "external"],
-        passed=sorted({author for author, _ in left.authors if author.startswith("hostile")}),
-        logprob_chosen=preferred.logprob,
-        logprob_others=preferred.logprob_left_out,
-        bound=least_logprob(local_means(whole.groups), checks),
-    )
-
-
-def repeated_means(policy: Policy, questions: int) -> list[tuple[float, float, float]]:
-    """Mean logprob per token of an answer as sampled, with the right answer after it, and repeated
-    up to the length limit before the right answer; for each of some questions.
-    """
-    rows = []
-    for number in range(questions):
-        task = derive_task(task_ref(("chain_sum", "gsm_symbolic")[number % 2], seed=77, index=number))
-        ids = policy.sampled(task, 1)[0]
-        said, right = policy.text(ids), f"<answer>{task.answer}</answer>"
-        again = said
-        while len(policy.tokenizer(again + said + right)["input_ids"]) < 4 * MAX_NEW_TOKENS and said:
-            again += " " + said
-        means = []
-        for text in (None, said + right, again + right):
-            tokens = ids if text is None else [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], policy.end]
-            logprobs = policy.logprobs(task, tokens)
-            means.append(sum(logprobs) / len(logprobs))
-        rows.append((means[0], means[1], means[2]))
-    return rows
+    config, checks = UpdateConfig(), AbsurdTextRules(fraction=1.0, min_logprob=LEAST, slack=SLACK)
+    known: KnownLogprobs = {}
+    kinds = {scored.group_id: kind for kind, of_kind in groups.groups.items() for scored in of_kind}
+    chosen, passed, bounds = Counter[str](), Counter[str](), []
+    for number in range(1, batches + 1):
+        given = groups.batch(number)
+        preferred = prefer(policy.model, given, rules, config, known=known)
+        chosen.update({kinds[item.scored.group_id] for item in preferred.batch.items})
+        whole = take_in(msgspec.structs.replace(given, preference=None), rules)
+        left, _ = drop_absurd(policy.model, whole, config, checks, number, known=known)
+        passed.update(
+            {kinds[group_id] for group, (_, group_id) in zip(left.groups, left.authors, strict=True) if group.completions}
+        )
+        bounds.append(least_logprob(local_means(whole.groups), checks))
+    return chosen, passed, sum(bounds) / len(bounds)
 
 
 def main() -> None:
-    """Print what is chosen, what passes, and the mean logprobs."""
+    """Print what is chosen and what passes, by kind."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.repetition", description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, default=DEFAULT_MODEL)
-    parser.add_argument("--questions", type=int, default=6)
+    parser.add_argument("--batches", type=int, default=100)
+    parser.add_argument("--size", type=int, default=20, help="groups of each kind that batches are drawn from")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    random.seed(1)
     policy = Policy(arguments.model)
-    found = outcome(policy)
-    print(f"chosen, {KEEP} of {HONEST + len(HOSTILE)}: {', '.join(found.chosen)}")
-    print(f"mean logprob of the chosen {found.logprob_chosen:.2f}, of the others {found.logprob_others:.2f}")
-    print(f"policy check, bound {found.bound:.2f}: passed {', '.join(found.passed) or 'none of the hostile'}")
-    rows = repeated_means(policy, arguments.questions)
-    sampled, answered, repeated = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-    print(f"mean logprob as sampled {sampled:.2f}, with the right answer {answered:.2f}, repeated {repeated:.2f}")
+    groups = bank(policy, arguments.size)
+    chosen, passed, bound = chosen_of(policy, groups, arguments.batches)
+    print(
+        f"{arguments.batches} batches, {KEEP} of {HONEST} honest and {len(HOSTILE) + 1} hostile groups are chosen; mean bound {bound:.2f}"
+    )
+    for kind in groups.groups:
+        if kind != "local":
+            print(f"{kind}: chosen in {chosen[kind]} batches, passes the policy check in {passed[kind]}")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more(
         assert made.preference is not None
         liked = [-0.5 if each.established else -0.2 for each in made.external]
         candidates = [
-            Candidate(logprob=logprob, mastered=False, sender=each.node, source=each.source, lot=each.seq * 7919 % 1009)
+            Candidate(logprob=logprob, barred=False, sender=each.node, source=each.source, lot=each.seq * 7919 % 1009)
             for logprob, each in zip(liked, made.external, strict=True)
         ]
         kept = preferred_indices(candidates, made.preference, 1)

@@ -72,13 +72,13 @@ def means(learner: Learner, batch: Batch) -> dict[str, float]:
 
 
 def rated(
-    values: Sequence[float], nodes: Sequence[str], sources: Sequence[str] = (), mastered: Container[int] = ()
+    values: Sequence[float], nodes: Sequence[str], sources: Sequence[str] = (), barred: Container[int] = ()
 ) -> list[Candidate]:
     """Candidates with these logprobs."""
     return [
         Candidate(
             logprob=value,
-            mastered=index in mastered,
+            barred=index in barred,
             sender=node,
             source=sources[index] if sources else "gcd",
             lot=hash((index, node)),
@@ -205,7 +205,7 @@ def test_newcomers_together_are_kept_up_to_their_part_and_the_others_have_the_re
 def test_what_the_policy_gives_already_takes_no_place_even_where_nothing_else_is_left() -> None:
     values, nodes = [-0.1, -0.1, -0.1, -2.0], ["mallory", "mallory", "mallory", "beta"]
     preference = Preference(keep=3, by="near", node_cap=3, by_lot=1)
-    assert preferred_indices(rated(values, nodes, mastered={0, 1, 2}), preference, 1) == [3]
+    assert preferred_indices(rated(values, nodes, barred={0, 1, 2}), preference, 1) == [3]
 
 
 def test_one_source_has_no_more_than_its_cap_while_others_have_enough() -> None:

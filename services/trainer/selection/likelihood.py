@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import msgspec
 from torch import Tensor, nn
@@ -223,7 +224,9 @@ def prefer(
     taken = candidates_of(batch, rules)
     if taken is None:
         return Preferred(batch=batch)
-    return prefer_by(batch, taken, batch_logprobs(model, taken.groups, config, parallel, known=known))
+    fresh = [item for item in batch.items if item.scored.origin == "local" and not item.replayed]
+    local = take_in(msgspec.structs.replace(batch, items=fresh), rules).groups if fresh else []
+    return prefer_by(batch, taken, batch_logprobs(model, taken.groups, config, parallel, known=known), repeated_share(local))
 
 
 def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
@@ -234,28 +237,28 @@ def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
     return take_in(msgspec.structs.replace(batch, items=candidates), rules)
 
 
-def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred:
+def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs, usually_repeated: float = 0.0) -> Preferred:
     """The result of `prefer`, given this node's own `logprobs` of the groups in `taken`, the
-    batch's `candidates_of`.
+    batch's `candidates_of`, and the `repeated_share` of its local answers.
     """
     preference = batch.preference
     assert preference is not None
     items = [item.scored for item in batch.items if item.scored.origin == "external"]
     rated = {
-        group_id: (text_logprob(group, of_group), gives_already(group, of_group))
+        group_id: (text_logprob(group, of_group), gives_already(group, of_group), repeats_itself(group, usually_repeated))
         for group, (_, group_id), of_group in zip(taken.groups, taken.authors, logprobs, strict=True)
         if of_group
     }
-    found = [rated.get(scored.group_id, (math.nan, False)) for scored in items]
+    found = [rated.get(scored.group_id, (math.nan, False, False)) for scored in items]
     candidates = [
         Candidate(
             logprob=logprob,
-            mastered=mastered,
+            barred=mastered or repetitive,
             sender=share_of(scored),
             source=source_name(scored.group.task.ref.dataset, scored.group.task.ref.config),
             lot=number_from(f"candidate {batch.seed} {scored.group_id}"),
         )
-        for scored, (logprob, mastered) in zip(items, found, strict=True)
+        for scored, (logprob, mastered, repetitive) in zip(items, found, strict=True)
     ]
     chosen = preferred_indices(candidates, preference, batch.seed)
     kept = {items[index].group_id for index in chosen}
@@ -264,7 +267,7 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred
             batch, items=[item for item in batch.items if item.scored.origin == "local" or item.scored.group_id in kept]
         ),
         left_out=len(items) - len(chosen),
-        mastered_of=Counter(scored.group.node for scored, (_, mastered) in zip(items, found, strict=True) if mastered),
+        mastered_of=Counter(scored.group.node for scored, (_, mastered, _) in zip(items, found, strict=True) if mastered),
         logprob=_mean([candidates[index].logprob for index in chosen]),
         logprob_left_out=_mean([each.logprob for index, each in enumerate(candidates) if index not in set(chosen)]),
     )
@@ -292,11 +295,12 @@ def gives_already(group: TokenGroup, logprobs: Sequence[Tensor]) -> bool:
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A foreign group that may be chosen. logprob: mean logprob per token of its text, where that
-    is new. sender: the share of the batch that it counts against. lot: an even random number.
+    is new. barred: it is mastered or repeats itself. sender: the share of the batch that it counts
+    against. lot: an even random number.
     """
 
     logprob: float
-    mastered: bool
+    barred: bool
     sender: str
     source: str
     lot: int
@@ -307,11 +311,11 @@ def preferred_indices(candidates: Sequence[Candidate], preference: Preference, s
 
     First `by_lot` of them by lot, each of another sender while there is one: whatever likely text a
     sender makes, and however much of it, the others keep a part. Then by likelihood; beyond
-    `source_cap` groups of one source only where other sources have too few. A mastered one takes no
+    `source_cap` groups of one source only where other sources have too few. A barred one takes no
     place, so there may be fewer than wanted.
     """
     sign = -1.0 if preference.by == "near" else 1.0
-    able = [index for index, each in enumerate(candidates) if not each.mastered]
+    able = [index for index, each in enumerate(candidates) if not each.barred]
 
     def rank(index: int) -> float:
         return sign * candidates[index].logprob if math.isfinite(candidates[index].logprob) else math.inf
@@ -351,6 +355,29 @@ def preferred_indices(candidates: Sequence[Candidate], preference: Preference, s
 
 
 NGRAM = 3
+REPEATED_TOKENS = 24
+REPEATED_SLACK = 0.4
+"""A group repeats itself if, of an answer that is trained on, at least `REPEATED_TOKENS` tokens say
+again what was said, and their share is `REPEATED_SLACK` above the local answers' mean. Answers of a
+few tokens, such as a small matrix of zeros, may.
+"""
+
+
+def repeated_share(groups: Sequence[TokenGroup]) -> float:
+    """Mean over the groups' answers of the share of tokens that say again what was said."""
+    shares = [1.0 - fmean(is_new(group.prompt_ids, ids)) for group in groups for ids in group.completions]
+    return fmean(shares) if shares else 0.0
+
+
+def repeats_itself(group: TokenGroup, usual: float) -> bool:
+    """Say whether one of the group's answers repeats itself; usual: `repeated_share` of local
+    answers.
+    """
+    for ids in group.completions:
+        repeated = len(ids) - sum(is_new(group.prompt_ids, ids))
+        if repeated >= REPEATED_TOKENS and repeated / len(ids) > usual + REPEATED_SLACK:
+            return True
+    return False
 
 
 def text_logprob(group: TokenGroup, logprobs: Sequence[Tensor]) -> float:
