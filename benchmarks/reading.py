@@ -138,7 +138,7 @@ async def crowd(url: str, swarm_id: str, identities: int, per_s: float, seconds:
     """Share groups of the demo's tasks under several keys, evenly; returns how many were sent."""
     from transformers import AutoTokenizer
 
-    from shared.model.corpus import habitual_slip
+    from shared.model.base_policy import habitual_slip
     from shared.model.prompts import encode_answer, tokenizer_hash
 
     config = load_config(DEMO_CONFIG)

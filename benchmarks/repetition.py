@@ -109,7 +109,7 @@ def sum_task(seed: int) -> Task:
 
 @dataclass(frozen=True)
 class Bank:
-    """Scored groups that batches are drawn from, by kind: `local`, `honest`, and the hostile ones."""
+    """Scored groups that batches are drawn from, by kind: `local`, `honest`, the hostile ones."""
 
     groups: dict[str, list[ScoredGroup]]
 
@@ -118,8 +118,9 @@ class Bank:
         draw = random.Random(number)
         items = []
         for kind, groups in self.groups.items():
-            for scored in draw.sample(groups, {"local": LOCAL, "honest": HONEST}.get(kind, 1)):
-                items.append(BatchItem(scored=scored, staleness=0 if kind == "local" else None, age_s=0.0))
+            drawn = draw.sample(groups, {"local": LOCAL, "honest": HONEST}.get(kind, 1))
+            staleness = 0 if kind == "local" else None
+            items += [BatchItem(scored=scored, staleness=staleness, age_s=0.0) for scored in drawn]
         return Batch(
             number=number,
             created_at=time.time(),
@@ -190,8 +191,8 @@ def bank(policy: Policy, size: int) -> Bank:
 
 
 def chosen_of(policy: Policy, groups: Bank, batches: int) -> tuple[Counter[str], Counter[str], float]:
-    """In how many batches a group of each kind was chosen, and in how many it passed the policy check
-    where nothing was chosen before; and the mean of the check's bound.
+    """In how many batches a group of each kind was chosen, and in how many it passed the policy
+    check where nothing was chosen before; and the mean of the check's bound.
     """
     rules = IntakeRules(
         tokenizer=policy.tokenizer,
@@ -231,9 +232,8 @@ def main() -> None:
     policy = Policy(arguments.model)
     groups = bank(policy, arguments.size)
     chosen, passed, bound = chosen_of(policy, groups, arguments.batches)
-    print(
-        f"{arguments.batches} batches, {KEEP} of {HONEST} honest and {len(HOSTILE) + 1} hostile groups are chosen; mean bound {bound:.2f}"
-    )
+    against = f"{HONEST} honest and {len(HOSTILE) + 1} hostile groups"
+    print(f"{arguments.batches} batches of {against}, of which {KEEP} are chosen; bound of the policy check {bound:.2f}")
     for kind in groups.groups:
         if kind != "local":
             print(f"{kind}: chosen in {chosen[kind]} batches, passes the policy check in {passed[kind]}")

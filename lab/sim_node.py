@@ -7,23 +7,26 @@ processes would keep.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 from lab.arms import PlannedNode
 from lab.policy import Policy
-from lab.sim_border import SimBorder
+from lab.sim_border import SimBorder, SwarmMessage
 from lab.task_desk import TaskDesk
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.groups import rollout_group
 from services.generator.ledger import draws_allowed
 from services.generator.tasks import PromptedTask
-from services.sampler.assembly import Assembly, BatchPlan, compose, taken_of
+from services.sampler.assembly import Assembly, BatchPlan, compose, groups_wanted, taken_of
 from services.sampler.memory import SamplerMemory, limits_of
 from services.sampler.pool import knowledge_of
 from services.sampler.share_controller import Evaluation, Shares, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
 from services.verifier.rewards import foreign_rewards
+from services.verifier.swarm_reader import MARGIN
 from shared.contracts.codec import content_id, encode
 from shared.contracts.control import TaskLedger, TrainerPosition
 from shared.contracts.messages import Batch, RolloutGroup, ScoredGroup
@@ -107,6 +110,18 @@ class SimNode:
     def encoded(self, text: str) -> list[int]:
         """Token ids of a finished answer, including the end token."""
         return encode_answer(self.desk.tokenizer, text, ended=True, end_token_id=self.policy.rules.end_token_id)
+
+    def read(self, messages: Sequence[SwarmMessage], seed: int, now_s: float) -> list[SwarmMessage]:
+        """Those of a round's messages that the node reads: what its next batches lack and a margin,
+        as a random sample.
+        """
+        sampler = self.config.sampler
+        knowledge = knowledge_of(self._memory.own)
+        strategy = strategy_named(sampler.strategy)
+        groups = groups_wanted(self._memory.external, self.shares.external, sampler, strategy, now_s, knowledge)
+        foreign = [number for number, message in enumerate(messages) if message.sender != self.name]
+        most = min(len(foreign), math.ceil(groups * MARGIN))
+        return [messages[number] for number in sorted(Random(seed).sample(foreign, most))]
 
     def take_own(self, own: LocalGroup, now_s: float) -> None:
         """Give a scored local group to the sampler."""

@@ -88,7 +88,8 @@ class Simulation:
                 node.take_own(group, now_s)
             refused[node.name] = Counter()
             if node.shares.external:
-                accepted, refused[node.name] = node.border.admit(messages, now_s + 1.0, self.run_plan.round_s)
+                read = node.read(messages, call_seed(f"read {node.name}", self.run_plan.seed, number), now_s + 1.0)
+                accepted, refused[node.name] = node.border.admit(read, now_s + 1.0, self.run_plan.round_s)
                 node.take_foreign(accepted)
             self.batches[node.name] = node.batch(now_s + 1.0)
         seconds["choose"] = time.perf_counter() - started

@@ -154,17 +154,22 @@ class BatchPlan:
     """Number of groups that those were drawn from."""
 
 
-def groups_wanted(external: Iterable[PoolEntry], most: int, settings: SamplerSection, strategy: Strategy, now: float) -> int:
+def groups_wanted(
+    external: Iterable[PoolEntry], most: int, settings: SamplerSection, strategy: Strategy, now: float, knowledge: Knowledge
+) -> int:
     """Return how many foreign groups the next two batches lack, in steps of J, so that not every
     group that arrives changes it.
 
-    external: entries that the strategy keeps; those that will soon be too old do not count. most:
-    J of the next batch.
+    external: entries that the strategy keeps; those that will soon be too old or of a mastered
+    source do not count. most: J of the next batch.
     """
     if not most:
         return 0
     per_batch = most if strategy.prefers is None else math.ceil(most * settings.oversample)
-    fresh = sum(entry.age_s(now) <= _SOON_OLD * settings.max_external_age_s for entry in external)
+    fresh = sum(
+        entry.age_s(now) <= _SOON_OLD * settings.max_external_age_s and not knowledge.pass_record(entry.source).mastered
+        for entry in external
+    )
     return max(0, math.ceil((BATCHES_AHEAD * per_batch - fresh) / most) * most)
 
 

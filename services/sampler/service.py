@@ -249,9 +249,7 @@ class SamplerService:
         memory, shares = loaded.memory, next_shares(loaded.sharing, self._settings)
         await self._consumed.tell(memory, shares.local if self._moves else None)
         most = 0 if self._news.position is not None and self._news.position.finished else shares.external
-        knowledge = knowledge_of(memory.own)
-        useful = (entry for entry in memory.external if not knowledge.pass_record(entry.source).mastered)
-        wanted = groups_wanted(useful, most, self._settings, self._strategy, self._clock())
+        wanted = groups_wanted(memory.external, most, self._settings, self._strategy, self._clock(), knowledge_of(memory.own))
         self._figures.wanted(wanted)
         await self._demand.tell(wanted, memory.cursor, time.monotonic())
 

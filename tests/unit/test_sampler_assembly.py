@@ -6,6 +6,7 @@ import pytest
 import structlog
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed, groups_wanted
+from services.sampler.pool import Knowledge
 from services.sampler.reports import WaitingReport
 from services.sampler.strategies import strategy_named
 from tests.unit.sampler_groups import scored_group
@@ -177,7 +178,7 @@ def test_what_is_wanted_is_two_batches_of_draws_less_what_the_pool_has_in_steps_
 
     def wanted(j: int, strategy: str = "uniform", after_s: float = 0.0, **changes: float) -> int:
         settings = sampler(**changes)
-        return groups_wanted(made.memory.external, j, settings, strategy_named(strategy), made.now + after_s)
+        return groups_wanted(made.memory.external, j, settings, strategy_named(strategy), made.now + after_s, Knowledge())
 
     assert [wanted(j) for j in (0, 2, 3, 4, 6)] == [0, 0, 3, 4, 12]
     assert wanted(6, "likelihood_near", oversample=3.0) == 36
