@@ -45,7 +45,7 @@ from typing import Literal
 
 from services.sampler.memory import SamplerMemory, replayed
 from services.sampler.pool import Knowledge, PoolEntry
-from services.sampler.share_controller import Shares, Taken, next_shares
+from services.sampler.share_controller import Shares, Taken, moves, next_shares
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import Strategy, available, candidates, drawn, local_order, node_cap, part_of, weights_of
 from shared.config.sampler_section import SamplerSection
@@ -155,22 +155,25 @@ class BatchPlan:
 
 
 def groups_wanted(
-    external: Iterable[PoolEntry], most: int, settings: SamplerSection, strategy: Strategy, now: float, knowledge: Knowledge
+    external: Iterable[PoolEntry], shares: Shares, settings: SamplerSection, strategy: Strategy, now: float, knowledge: Knowledge
 ) -> int:
     """Return how many foreign groups the next two batches lack, in steps of J, so that not every
-    group that arrives changes it.
+    group that arrives changes it. Where J may rise, that is one more, because J rises only where
+    groups are left over: even a node whose J is 0 then looks at one group now and then.
 
     external: entries that the strategy keeps; those that will soon be too old or of a mastered
-    source do not count. most: J of the next batch.
+    source do not count. shares: J of the next batch.
     """
-    if not most:
+    most, spare = shares.external, int(moves(settings) and shares.external < settings.external)
+    if not most + spare:
         return 0
     per_batch = most if strategy.prefers is None else math.ceil(most * settings.oversample)
     fresh = sum(
         entry.age_s(now) <= _SOON_OLD * settings.max_external_age_s and not knowledge.pass_record(entry.source).mastered
         for entry in external
     )
-    return max(0, math.ceil((BATCHES_AHEAD * per_batch - fresh) / most) * most)
+    step = max(1, most)
+    return max(0, math.ceil((BATCHES_AHEAD * per_batch + spare - fresh) / step) * step)
 
 
 class Assembly:

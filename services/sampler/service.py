@@ -248,8 +248,10 @@ class SamplerService:
     async def _report(self, loaded: _Loaded) -> None:
         memory, shares = loaded.memory, next_shares(loaded.sharing, self._settings)
         await self._consumed.tell(memory, shares.local if self._moves else None)
-        most = 0 if self._news.position is not None and self._news.position.finished else shares.external
-        wanted = groups_wanted(memory.external, most, self._settings, self._strategy, self._clock(), knowledge_of(memory.own))
+        wanted = 0
+        if self._news.position is None or not self._news.position.finished:
+            knowledge = knowledge_of(memory.own)
+            wanted = groups_wanted(memory.external, shares, self._settings, self._strategy, self._clock(), knowledge)
         self._figures.wanted(wanted)
         await self._demand.tell(wanted, memory.cursor, time.monotonic())
 

@@ -315,7 +315,7 @@ def _with_ceiling(state: SharingState, settings: SamplerSection, left: int, *, f
     if taken and state.age_sum_s / taken > _OLD * settings.max_external_age_s:
         return replace(state, ceiling=max(0, external - 1), calm=0, why="foreign groups are old: J lowered")
     calm = state.calm + 1
-    if calm >= state.patience and state.ceiling < settings.external and left >= state.ceiling:
+    if calm >= state.patience and state.ceiling < settings.external and left > state.ceiling:
         return replace(state, ceiling=state.ceiling + 1, calm=0, why="calm: more foreign groups allowed")
     return replace(state, calm=min(calm, _MOST_PATIENCE), why="")
 

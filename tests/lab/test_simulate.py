@@ -102,7 +102,7 @@ def test_the_pool_is_this_rounds_groups_unless_older_ones_are_allowed(folder: Pa
     simulate(folder, tmp_path / "older.gz", shared, rounds=4, sampler={"external": 1, "max_external_age_s": 1000.0})
     now, older = (records_of_kind(tmp_path / name, "step") for name in ("now.gz", "older.gz"))
     assert max(line["pool_external"] for line in now) <= 4
-    assert max(line["pool_external"] for line in older) > 4
+    assert any((line["external_age_rounds"] or 0) >= 1 for line in older)
     assert all((line["external_age_rounds"] or 0) < 1 for line in now)
 
 

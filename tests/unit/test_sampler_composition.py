@@ -21,6 +21,7 @@ def waited_s(*entries: PoolEntry, now: float = 1000.0) -> float:
         local=(),
         external=entries,
         aged=(),
+        mastered=(),
         seed=1,
         pool_local=0,
         pool_external=10,

@@ -95,7 +95,7 @@ def test_where_likelihood_decides_the_batch_carries_candidates_and_says_what_to_
     plan = made.step()
     assert isinstance(plan, BatchPlan)
     [batch] = made.batches
-    assert batch.preference == Preference(keep=4, by=by, node_cap=2)
+    assert batch.preference == Preference(keep=4, by=by, node_cap=2, source_cap=4, by_lot=1)
     nodes = Counter(item.scored.group.node for item in batch.items if item.scored.origin == "external")
     assert nodes.total() == 12 and max(nodes.values()) <= 6
     assert sum(min(count, 2) for count in nodes.values()) >= 4, "under the cap enough are left to keep"
