@@ -8,6 +8,11 @@ from typing import Literal, get_args
 
 Role = Literal["generator", "verifier", "sampler", "trainer"]
 ROLES: tuple[Role, ...] = get_args(Role)
+RoleSet = Literal["all", "generator,verifier", "verifier"]
+"""The roles that a node may have. A sampler and a trainer need each other and groups of their own;
+a verifier alone scores and shares what a person answers.
+"""
+ROLE_SETS: tuple[RoleSet, ...] = get_args(RoleSet)
 SEVERAL: tuple[Role, ...] = ("generator", "verifier")
 """Roles that may have several processes (replicas) per node; each other role has one."""
 

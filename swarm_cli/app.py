@@ -39,6 +39,7 @@ COMMANDS = {
     OTHERS: {
         "invite": "swarm_cli.invite_command:invite",
         "join": "swarm_cli.join.command:join",
+        "answer": "swarm_cli.answer:answer",
         "ban": "swarm_cli.node_commands:ban",
         "unban": "swarm_cli.node_commands:unban",
     },
@@ -67,9 +68,9 @@ process.
 EXIT_REPLACED = 78
 REMEDY = "give Swarm an environment of its own (`python -m venv swarm-env`, and install it there)"
 _VERSION = "--version"
-_LOOKING_COMMANDS = {"ban", "dashboard", "dlq", "rollouts", "status", "top", "trace", "unban"}
+_LOOKING_COMMANDS = {"answer", "ban", "dashboard", "dlq", "rollouts", "status", "top", "trace", "unban"}
 _READING_COMMANDS = {"dashboard", "rollouts", "status", "top", "trace"}
-_DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "k8s", "new", "task"}
+_DERIVING_COMMANDS = {"answer", "config", "eval", "experiment", "join", "k8s", "new", "task"}
 
 
 @cache

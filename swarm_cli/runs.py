@@ -71,6 +71,7 @@ class StartOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     nats_url: str = ""
     base_port: Annotated[int, _PORT] | None = None
     steps: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    roles: str = ""
 
     def words(self) -> Iterator[str]:
         """The options as words for a shell, such as `--nodes 3`."""

@@ -132,7 +132,7 @@ class GeneratorService:
         if config.node.seed == 0:
             self._prompter.key_draws(await self._draws.secret())
         self._follower = PolicyFollower(context, config, self._engine, self._figures)
-        self._trains = self._engine.loads_policies
+        self._trains = self._engine.loads_policies and "trainer" in config.node.role_names
         held_out = await asyncio.to_thread(self._prompter.held_out, self._held_out.tasks)  # a question may take seconds
         sets = [AskedSet(each, await asyncio.to_thread(self._prompter.held_out, asked)) for each, asked in self._asked_sets()]
         set_evaluator = SetEvaluator(context, config, self._engine, sets, self._follower.swaps)

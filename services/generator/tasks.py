@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.generator.engines.base import Prompt
 from shared.config import NodeConfig
 from shared.contracts.messages import Task
-from shared.model.prompts import PromptError, render_prompt
+from shared.model.prompts import PromptError, conversation, render_prompt
 from shared.runtime import FatalError
 from shared.tasks import HeldOut, TaskSource
 from shared.tasks.source import MAX_ATTEMPTS
@@ -90,13 +91,14 @@ class Prompter:
         causes = [f"{number} are {explained[cause]}" for cause, number in passed_over.most_common()]
         return f"none of the {MAX_ATTEMPTS} tasks tried can be trained on; {'; '.join(causes)}"
 
-    def prompt(self, task: Task) -> list[int]:
-        """Token ids of the prompt for a task. Raises PromptError: the chat template cannot write
+    def prompt(self, task: Task) -> Prompt:
+        """The prompt for a task. Raises PromptError: the chat template cannot write
         the question.
         """
         known = self.unwritable.setdefault(task.ref.dataset, {})
         try:
-            return render_prompt(self._tokenizer, task.prompt, self._system_prompt)
+            ids = render_prompt(self._tokenizer, task.prompt, self._system_prompt)
+            return Prompt(ids, conversation(task.prompt, self._system_prompt))
         except PromptError as error:
             if len(known) < _MOST_UNWRITABLE:
                 known[task.text] = error

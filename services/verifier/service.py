@@ -82,8 +82,10 @@ class VerifierService:
             consumer = verifier_consumer(config.verifier.ack_wait_s)
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), consumer)
         figures = Figures(context.registry, context.status, (spec.dataset for spec in config.tasks))
-        # If J is 0, this node uses no foreign groups, so none is read, checked or scored.
-        takes_in = config.nats.swarm_url is not None and config.sampler.external > 0
+        # If J is 0, or nothing trains here, no foreign groups are used, so none is read, checked or
+        # scored.
+        wanted = config.sampler.external > 0 and "trainer" in config.node.role_names
+        takes_in = config.nats.swarm_url is not None and wanted
         pool = ScorerPool.from_config(config.verifier, tasks=config.tasks, foreign=takes_in)
         link = SwarmLink(config, figures, log)
         if config.nats.swarm_url is not None:

@@ -14,7 +14,7 @@ from shared.config.load import Config
 from shared.config.section import Section
 from shared.contracts.subjects import is_replica
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
-from shared.roles import ROLES
+from shared.roles import ROLES, Role, RoleSet
 from shared.text import visible, without_secrets
 
 _SERVER = re.compile(r"(?:(?:nats|tls|wss?)://)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?/?")
@@ -54,12 +54,23 @@ class NodeSection(Section):
         "`add`, `plot`, `model export`) take it from --var-dir.",
     )
 
+    roles: RoleSet = Field(
+        "all",
+        description="The node's services. generator,verifier: it makes, scores and shares groups and trains nothing, such as a "
+        "teacher. verifier: it shares what people answer (`swarm answer`).",
+    )
+
     @field_validator("replica")
     @classmethod
     def _replica(cls, value: str) -> str:
         if not is_replica(value):
             raise ValueError("a number counts processes, up to 9999; a longer one needs a letter")
         return value
+
+    @property
+    def role_names(self) -> tuple[Role, ...]:
+        """The roles that run."""
+        return tuple(role for role in ROLES if self.roles == "all" or role in self.roles.split(","))
 
     @property
     def run_dir(self) -> Path:

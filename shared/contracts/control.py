@@ -302,6 +302,8 @@ class ServiceStatus(Message, frozen=True, kw_only=True):
     started_at: UnixTime
     updated_at: UnixTime
     figures: Annotated[dict[ShortText, Number], Meta(max_length=64)]
+    roles: Annotated[list[Role], Meta(max_length=4)] = []
+    """The roles that the node has; empty: all four."""
 
 
 class TaskLedger(Message, frozen=True, kw_only=True):

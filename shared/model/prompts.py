@@ -18,9 +18,17 @@ class PromptError(ModelLoadError):
     """The chat template cannot write one question. Others may be asked."""
 
 
+def conversation(prompt: Sequence[PromptMessage], system_prompt: str = "") -> list[dict[str, str]]:
+    """The messages of a prompt as objects with role and content. `system_prompt` is that of a
+    prompt without a system message of its own.
+    """
+    messages = [{"role": message.role, "content": message.text} for message in prompt]
+    has_system = not system_prompt or any(message.role == "system" for message in prompt)
+    return messages if has_system else [{"role": "system", "content": system_prompt}, *messages]
+
+
 def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt: str = "") -> list[int]:
-    """Token ids of a prompt up to where the answer starts. `system_prompt` is that of a prompt
-    without a system message of its own.
+    """Token ids of a prompt up to where the answer starts. Arguments are those of `conversation`.
 
     With a chat template: its messages and the assistant's opening. A base model without one gets
     their texts as they are, after the tokens with which its tokenizer begins a text.
@@ -28,26 +36,23 @@ def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt
     Raises:
         PromptError: the chat template cannot write this prompt as it is.
     """
-    if any(message.role == "system" for message in prompt):
-        system_prompt = ""
-    messages = [{"role": message.role, "content": message.text} for message in prompt]
+    messages = conversation(prompt, system_prompt)
     if tokenizer.chat_template:
-        system = [{"role": "system", "content": system_prompt}] if system_prompt else []
         question = messages[-1]["content"]
         try:
-            text = rendered(tokenizer, [*system, *messages])
+            text = rendered(tokenizer, messages)
         except TemplateError as error:
             raise PromptError(
                 f"the model's chat template cannot write the question {question[:60]!r} ({error}): correct the template "
                 "(chat_template.jinja), or remove it, so that questions are plain text"
             ) from None
-        for question in (each["content"] for each in messages if each["content"].strip() not in text):
+        for question in (each.text for each in prompt if each.text.strip() not in text):
             raise PromptError(
                 f"the model's chat template changes or leaves out the question {question[:60]!r}, so that the model would be asked "
                 "something else: correct the template (chat_template.jinja), or remove it, so that questions are plain text"
             )
         return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    text = "\n\n".join([*([system_prompt] if system_prompt else []), *(each["content"] for each in messages)])
+    text = "\n\n".join(each["content"] for each in messages)
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     # Some tokenizers also append an end token, after which nothing would be left to answer.
     control = set(tokenizer.all_special_ids)

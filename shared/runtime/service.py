@@ -191,7 +191,7 @@ async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) 
         plane, lease, known = joined
         async with leased(plane, lease, config, role, log) as node:
             replica = status_replica(role, config.node.replica)
-            status = StatusBoard(config.node.id, role, replica)
+            status = StatusBoard(config.node.id, role, replica, config.node.role_names)
             context = ServiceContext(config, role, replica, node, log, registry, status, stopping, planes=planes)
             log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
             await _work(await asyncio.to_thread(build, config), context, lease, known, clock)

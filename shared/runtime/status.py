@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -119,8 +120,10 @@ class WorkPace:
 class StatusBoard:
     """The named numbers in one process's status (`shared.contracts.status_figures`)."""
 
-    def __init__(self, node: str, role: Role, replica: str) -> None:
+    def __init__(self, node: str, role: Role, replica: str, roles: Sequence[Role] = ()) -> None:
+        """`roles`: those that the node has; empty: all four."""
         self._node = node
+        self._roles = list(roles)
         self._role = role
         self._replica = replica
         self._state = STARTING
@@ -164,6 +167,7 @@ class StatusBoard:
             started_at=self._started_at,
             updated_at=time.time(),
             figures=dict(self._figures),
+            roles=self._roles,
         )
 
     async def report(self, transport: Transport, log: Log, clock: ClockSkew | None = None) -> None:

@@ -45,7 +45,7 @@ from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_
 from swarm_cli.local.control import ControlHandler, answering, holding_run, refuse_running
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, OTHER_PORTS, SWARM_URL_VARIABLE, Layout, check_ports, process_lines
 from swarm_cli.local.supervisor import lines_for_people, run_lines
-from swarm_cli.local.up import configured_base_port, note_of, with_unsaved
+from swarm_cli.local.up import RolesOption, chosen_roles, configured_base_port, note_of, with_unsaved
 from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
 from swarm_cli.runs import forget_end, write_end, write_note
@@ -76,6 +76,7 @@ def join(
         int | None, typer.Option(min=1024, max=64_000, help="First metrics port.  [default: http.base_port]", show_default=False)
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="End after this many steps; 0: run until Ctrl-C.")] = 0,
+    roles: RolesOption = "",
     accept_roster: Annotated[
         bool | None,
         typer.Option(
@@ -93,7 +94,8 @@ def join(
     invitation = given_invitation(given_text(token))
     if invitation.credential is not None and token not in (None, "-"):
         note("this token holds a key, and other users of this machine can see command lines: next time pipe it to `swarm join -`")
-    prepared = partial(prepare, name=name, model=model, revision=revision, tasks=tasks, config=config, nats_port=nats_port)
+    options = {"name": name, "model": model, "revision": revision, "tasks": tasks, "roles": chosen_roles(roles)}
+    prepared = partial(prepare, **options, config=config, nats_port=nats_port)
     newcomer = prepared(without_roster(invitation) if accept_roster is False else invitation)
     failed = []
     for finding in chain(newcomer.look(thoroughly=check), newcomer.look_at_ports(nats_port, base_port) if check else ()):
@@ -202,6 +204,7 @@ class Newcomer:
             config=self.folder.config_file,
             var_dir=config.node.var_dir,
             names=(config.node.id,),
+            roles=config.node.role_names,
         )
 
     def _check_ports(self, wanted: Mapping[int, str]) -> None:
@@ -260,6 +263,7 @@ def prepare(
     model: str = "",
     revision: str = "",
     tasks: str = "",
+    roles: str = "",
     config: Path | None = None,
     nats_port: int = DEFAULT_NATS_PORT,
 ) -> Newcomer:
@@ -288,6 +292,8 @@ def prepare(
     hub_key = folder.hub_key(invitation.credential).public_key if invitation.url.startswith("tls://") else ""
     node = checked_node(chosen_name(name, invitation, folder, signing_key))
     settings = node_settings(invitation, folder, node, model=model, revision=revision, tasks=entries)
+    if roles:
+        settings["node"]["roles"] = roles
     settings["nats"]["node_url"] = f"nats://127.0.0.1:{nats_port}"
     ready = load_config(base, settings)
     return Newcomer(invitation, folder, ready, signing_key, hub_key)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.roles import ROLES
+from shared.roles import ROLES, Role
 from shared.runtime.health import port_holder
 from swarm_cli.console import count
 from swarm_cli.errors import CommandError
@@ -51,7 +51,7 @@ class Layout:
     a server that is already running; None starts one on `nats_port`. `base_port` 0 lets each
     process take any free port. `config` and `var_dir` are used in a line if `SWARM_CONFIG` and
     `SWARM_NODE__VAR_DIR` are not set. `names`: names of the first nodes, instead of alpha, beta and
-    so on.
+    so on. `roles`: the services of each node.
     """
 
     nodes: int = 2
@@ -62,6 +62,7 @@ class Layout:
     config: Path = DEMO_CONFIG
     var_dir: Path = Path("var")
     names: tuple[str, ...] = ()
+    roles: tuple[Role, ...] = ROLES
 
     @property
     def url(self) -> str:
@@ -85,7 +86,8 @@ class Layout:
             return wanted
         for position, node in enumerate(self.node_names):
             for offset, role in enumerate(ROLES):
-                wanted[self.http_base_port(position) + offset] = f"{node}'s {role}"
+                if role in self.roles:
+                    wanted[self.http_base_port(position) + offset] = f"{node}'s {role}"
         return wanted
 
 
@@ -98,7 +100,7 @@ def process_lines(layout: Layout) -> dict[str, str]:
     """Shell command of every process by its name, in the order in which they start."""
     lines = {} if layout.nats_url else {SERVER: _nats(layout)}
     for position, node in enumerate(layout.node_names):
-        for role in ROLES:
+        for role in layout.roles:
             lines[f"{node}-{role}"] = _service(layout, position, node, role)
     if layout.progress:
         lines[VIEW] = f"{_environment(layout, 0)} exec python -m swarm_cli progress {' '.join(layout.node_names)}"

@@ -21,6 +21,7 @@ from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.node_sections import RUN_PATTERN
 from shared.config.section import sources_message
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
+from shared.roles import ROLE_SETS, ROLES
 from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED
 from shared.text import visible
 from swarm_cli.chosen_config import default_file, load_chosen
@@ -62,6 +63,14 @@ from swarm_cli.target import where_runs_are
 from swarm_cli.task_probe import IN_SETS, SMALLER, begin_deriving
 
 _HIGHEST_PORT = 65_535
+RolesOption = Annotated[
+    str,
+    typer.Option(
+        metavar="ROLE,...",
+        help="generator,verifier: a node that trains nothing. verifier: one for people's answers.  [default: node.roles]",
+        show_default=False,
+    ),
+]
 _OTHER_PORTS = f"stop those processes, or choose other ports with {OTHER_PORTS} (make run: UP_FLAGS='{OTHER_PORTS}')"
 
 
@@ -105,6 +114,7 @@ def up(
         typer.Option(min=1024, max=65_535, help="Port of the NATS server.  [default: the run's, or 4222]", show_default=False),
     ] = None,
     nats_url: Annotated[str, typer.Option(help="Use this server instead of starting one.")] = "",
+    roles: RolesOption = "",
     progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show the nodes' progress.")] = True,
     grace_s: Annotated[float, typer.Option(min=1, help="Seconds that a process may take to end before it is killed.")] = GRACE_S,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the services' whole logs, not only warnings.")] = False,
@@ -115,11 +125,16 @@ def up(
     """
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: omit --no-progress")
-    asked = StartOptions(nodes, tuple(name or []), str(config or ""), nats_port, nats_url, base_port, steps if progress else 0)
+    of_trainer = steps if progress else 0
+    asked = StartOptions(
+        nodes, tuple(name or []), str(config or ""), nats_port, nats_url, base_port, of_trainer, chosen_roles(roles)
+    )
     given, taken = resume_options(asked, checked_run(run))
     if taken and not print_procfile:
         note(f"run {run}: continued with its earlier options, {' '.join(taken)}")
     environment = run_environment(_path(given), run or time.strftime("%Y%m%d-%H%M%S"), given.steps or 0)
+    if given.roles:
+        environment["SWARM_NODE__ROLES"] = given.roles
     os.environ.update(environment)
     node_config = load_config()
     nodes = given.nodes or len(given.names) or usual_nodes(node_config)
@@ -132,7 +147,10 @@ def up(
         Path(environment[CONFIG_FILE_VARIABLE]),
         node_config.node.var_dir,
         chosen_names(list(given.names), nodes),
+        node_config.node.role_names,
     )
+    if given.steps and "trainer" not in layout.roles:
+        raise CommandError("--steps counts a trainer's steps, and these nodes have none: omit one of --steps and --roles")
     if print_procfile:
         typer.echo(render_procfile(layout), nl=False)
         return
@@ -199,6 +217,22 @@ def checked_run(run: str) -> str:
     if run and not re.fullmatch(RUN_PATTERN, run):
         raise CommandError(f"--run {run[:80]!r}: use 1 to 64 letters, digits or . _ -, beginning with a letter or digit")
     return run
+
+
+def chosen_roles(given: str) -> str:
+    """`--roles` as `node.roles` has it; empty if it is not given. Raises CommandError for roles
+    that make no node.
+    """
+    if not given:
+        return ""
+    names = {each.strip() for each in given.split(",")}
+    for roles in ROLE_SETS:
+        if names == set(roles.split(",")) or (roles == "all" and names == set(ROLES)):
+            return roles
+    raise CommandError(
+        f"--roles {visible(given, 100)}: a node has {' or '.join(ROLE_SETS)}: a sampler and a trainer need each other, and groups "
+        "of the node's own"
+    )
 
 
 def chosen_names(names: list[str], nodes: int) -> tuple[str, ...]:
@@ -360,6 +394,7 @@ def start_options(config: NodeConfig, layout: Layout, steps: int | None = None) 
         layout.nats_url or "",
         layout.base_port if layout.base_port != config.http.base_port else None,
         steps or None,
+        "" if layout.roles == ROLES else config.node.roles,
     )
 
 

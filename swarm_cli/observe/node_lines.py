@@ -15,7 +15,6 @@ from rich.text import Text
 from shared.contracts import subjects
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.streams import node_streams
-from shared.roles import ROLES
 from shared.text import visible
 from swarm_cli.console import cell
 from swarm_cli.observe.node_state import NodeState, duration
@@ -137,7 +136,7 @@ def _doings(node: NodeState, fresh: bool) -> Text:
     for words in findings(node):
         text.append(f"{words}; ", style=STYLES[node.health] if node.health in ("bad", "warn") else "yellow")
     unwell = (*node.gone, *node.late)
-    roles = sorted(ROLES, key=lambda role: role not in unwell)  # a long line is cut at its end
+    roles = sorted(node.needed, key=lambda role: role not in unwell)  # a long line is cut at its end
     text.append(" · ".join(f"{role} {visible(node.role_words(role), 2 * NAME_CHARACTERS)}" for role in roles))
     if fresh and node.alive("trainer") and not node.trouble:
         shares = {words: node.figure("trainer", FigureFamily.SHARE.of(phase)) for phase, words in PHASES.items()}

@@ -311,7 +311,7 @@ class NodeState:
         """Check whether the node belongs to another run than `run` ("": not known) and is not
         running.
         """
-        return bool(run and self.run and self.run != run) and len(self.missing) == len(ROLES)
+        return bool(run and self.run and self.run != run) and len(self.missing) == len(self.needed)
 
     # Which processes answer.
 
@@ -326,15 +326,26 @@ class NodeState:
         return [status for status in self.roles(role) if is_alive(status, self.at)]
 
     @property
+    def needed(self) -> tuple[Role, ...]:
+        """The roles that the node has, as its newest process says."""
+        said = max(self.statuses, key=lambda status: status.updated_at, default=None)
+        return tuple(role for role in ROLES if role in said.roles) if said is not None and said.roles else ROLES
+
+    @property
+    def trains(self) -> bool:
+        """Check whether the node has a trainer."""
+        return "trainer" in self.needed
+
+    @property
     def unknown(self) -> list[Role]:
         """The roles of which nothing is known, because their statuses could not be read."""
-        return [role for role in ROLES if self.unread or (f"status.{role}" in self.surplus and not self.alive(role))]
+        return [role for role in self.needed if self.unread or (f"status.{role}" in self.surplus and not self.alive(role))]
 
     @property
     def missing(self) -> list[Role]:
         """The roles of which no process is alive, as far as is known."""
         unknown = self.unknown
-        return [role for role in ROLES if role not in unknown and not self.alive(role)]
+        return [role for role in self.needed if role not in unknown and not self.alive(role)]
 
     def starting(self, role: str) -> bool:
         """Check whether the role is still on its way: it has not reported since the node was
@@ -356,9 +367,9 @@ class NodeState:
     @property
     def ended(self) -> bool:
         """True if the node has run, and all its processes ended in order."""
-        newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
-        begins = any(self.starting(role) for role in ROLES)
-        nobody = len(self.missing) == len(ROLES)
+        newest = [self.roles(role)[0] for role in self.needed if self.roles(role)]
+        begins = any(self.starting(role) for role in self.needed)
+        nobody = len(self.missing) == len(self.needed)
         return nobody and not begins and bool(newest) and all(status.state == STOPPED for status in newest)
 
     @property
@@ -367,7 +378,8 @@ class NodeState:
         nothing else is missing. A role alone is being restarted.
         """
         missing = self.missing
-        return 2 * len(missing) >= len(ROLES) and all(self._just_ended(role) for role in missing) and len(missing) < len(ROLES)
+        needed = len(self.needed)
+        return 2 * len(missing) >= needed and all(self._just_ended(role) for role in missing) and len(missing) < needed
 
     @property
     def gone(self) -> list[Role]:
@@ -397,7 +409,7 @@ class NodeState:
         if self.ended and not begins:
             return []
         if self._ending:
-            return [f"ending, still running: {', '.join(role for role in ROLES if role not in missing)}"]
+            return [f"ending, still running: {', '.join(role for role in self.needed if role not in missing)}"]
         again = [role for role in missing if role not in begins and self._just_ended(role)]
         heard_at = [self.roles(role)[0].updated_at for role in away if self.roles(role)]
         silent = f" for {duration(self.at - max(heard_at))}" if heard_at else ""
@@ -418,6 +430,8 @@ class NodeState:
         """
         if self.finished or (self.roles("trainer") and not self.alive("trainer")):
             return None
+        if "generator" not in self.needed:
+            return None  # people answer when they like
         begins = {role for role in ROLES for status in self.alive(role) if self._begins(status)}
         for role in _WORK:
             if begins - {role}:
@@ -641,17 +655,19 @@ class NodeState:
         if not self.statuses:
             return "elsewhere"
         missing = self.missing
-        newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
+        needed = self.needed
+        newest = [self.roles(role)[0] for role in needed if self.roles(role)]
         in_order = all(each.state == STOPPED for each in newest)
-        if self.finished and (len(missing) < len(ROLES) or in_order):
+        if self.finished and (len(missing) < len(needed) or in_order):
             return "finished"
         if missing:
             if all(self.starting(role) for role in missing):
                 return "starting"
-            if self._ending or (in_order and len(missing) == len(ROLES)):
+            if self._ending or (in_order and len(missing) == len(needed)):
                 return "stopped"
             return "silent" if self.gone else "starting"
-        return "running" if self.step > 0 or self.stall is not None or self.none_scored else "starting"
+        works = self.step > 0 or not self.trains
+        return "running" if works or self.stall is not None or self.none_scored else "starting"
 
     @property
     def health(self) -> Health:
@@ -691,6 +707,9 @@ class NodeState:
             return ", ".join(self.absent) or f"{'ended' if self.statuses else 'never seen'}: {', '.join(missing)}"
         if trouble := self.trouble:
             return ", ".join(filter(None, [*trouble, self.unwritten]))
+        if not self.trains:
+            makes = self.alive("generator")[0].state if "generator" in self.needed else "for people's answers"
+            return ", ".join(filter(None, (f"no trainer, {makes}", self.unwritten)))
         trainer, generator = self._current(self.alive("trainer")[0]), self.alive("generator")[0].state
         if trainer == FIRST_GROUPS and generator in _BEFORE_FIRST_GROUPS:
             return f"starting: {_BEFORE_FIRST_GROUPS[generator]}"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from shared.contracts.status_figures import STATUS_INTERVAL_S, STOPPED
 from shared.contracts.streams import names_of
 from shared.contracts.wire import is_node_name
-from shared.roles import ROLES
 from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, Deaths, deaths_file, read_deaths
 from shared.text import visible
 from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeState, duration
@@ -47,7 +46,7 @@ def dying(nodes: Iterable[NodeState], run: Path | None) -> dict[str, Deceased]:
         return {}
     found = {}
     for node in nodes:
-        for role in ROLES if is_node_name(node.node) else ():
+        for role in node.needed if is_node_name(node.node) else ():
             process = f"{node.node}-{role}"
             deaths = read_deaths(deaths_file(run, process))
             answers = any(node.at - status.updated_at <= QUIET_S for status in node.alive(role))
@@ -130,10 +129,10 @@ def all_silent(nodes: Iterable[NodeState]) -> bool:
     """Check whether every process that has answered is silent now, and all fell silent within
     `TOGETHER_S`, none in order.
     """
-    newest = [(node.at, node.roles(role)[0]) for node in nodes for role in ROLES if node.roles(role)]
+    newest = [(node.at, node.roles(role)[0]) for node in nodes for role in node.needed if node.roles(role)]
     last = [status.updated_at for _, status in newest]
     late = all(status.state != STOPPED and at - status.updated_at > QUIET_S for at, status in newest)
-    return late and len(last) >= len(ROLES) and max(last) - min(last) <= TOGETHER_S
+    return late and len(last) > 1 and max(last) - min(last) <= TOGETHER_S
 
 
 def folder_here(var_dir: Path, target: Target) -> Path | None:

@@ -11,10 +11,13 @@ import pytest
 
 from services.generator.engines import EngineError, Sample, SamplingParams, create_engine
 from services.generator.groups import rollout_group
-from services.generator.tasks import PromptedTask
+from services.generator.tasks import PromptedTask, Prompter
 from services.trainer.selection.group_tokens import SkippedGroup, local_tokens
+from shared.config import load_config
 from shared.contracts.messages import TaskRef
 from shared.contracts.wire import ModelIdentity
+from shared.model.reading import load_tokenizer
+from shared.tasks import HeldOut
 from shared.tasks.prompt import text_task
 from tests.engines.openai_server import OPENAIS_OWN, Behaviour, openai_server
 
@@ -87,7 +90,7 @@ def test_groups_of_text_alone_hold_no_tokens_and_train_nobody_here(model_folders
 @pytest.mark.parametrize(
     ("behaviour", "settings", "words"),
     [
-        (Behaviour(completions=False), {}, "status 404.*chat alone is not enough"),
+        (Behaviour(completions=False), {}, "status 404.*a completions or a chat interface is needed"),
         (Behaviour(key="another"), {"api_key": KEY}, "status 401.*<the key>"),
         (Behaviour(models=("a", "b")), {}, "serves .'a', 'b'., not None: set generator.openai_model"),
         (Behaviour(models=("a",)), {"served_model": "c"}, "serves .'a'., not c: set generator.openai_model"),
@@ -105,3 +108,32 @@ def test_the_key_is_sent_and_the_model_asked_for_by_its_name(model_folders: dict
     behaviour = Behaviour(key=KEY, models=("a", "b"))
     sampled(model_folders[True], behaviour, api_key=KEY, served_model="b")
     assert all(body["model"] == "b" for body in behaviour.asked)
+
+
+def test_a_teacher_with_a_chat_interface_alone_is_asked_with_messages_and_gives_text(model_folders: dict[bool, Path]) -> None:
+    """Its own template writes the conversation, so that no token of ours reaches it."""
+    model = {"path": str(model_folders[True]), "system_prompt": "Be brief."}
+    config = load_config(overrides={"tasks": [{"dataset": "gcd"}], "model": model, "generator": {"max_new_tokens": 8}})
+    task = text_task(TaskRef(dataset="gcd", seed=1, index=0), "gcd(4, 6)?", "2")
+    prompt = Prompter(config, load_tokenizer(config.model), 64, HeldOut([])).prompt(task)
+    behaviour = Behaviour(completions=False, chat=lambda body: "It is 2." if body["max_tokens"] > 1 else "It")
+
+    async def run(url: str) -> list[list[Sample]]:
+        engine = create_engine("openai", str(model_folders[True]), base_url=url, max_model_len=64, request_timeout_s=20.0)
+        try:
+            await engine.start()
+            behaviour.asked.clear()
+            answers = await engine.generate([prompt, prompt], 3, SamplingParams(max_new_tokens=8), seed=3)
+            with pytest.raises(EngineError, match="takes messages"):
+                await engine.generate([[5, 6]], 3, SamplingParams(max_new_tokens=8), seed=3)
+            return answers
+        finally:
+            await engine.close()
+
+    with openai_server(behaviour) as url:
+        answers = asyncio.run(run(url))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "gcd(4, 6)?"}]
+    assert [body["messages"] for body in behaviour.asked] == [messages] * 2 and all(body["n"] == 3 for body in behaviour.asked)
+    assert all("prompt" not in body and body["max_tokens"] == 8 for body in behaviour.asked)
+    assert [[sample.text for sample in samples] for samples in answers] == [["It is 2."] * 3] * 2
+    assert all(sample.logprobs is None and sample.finish_reason == "stop" for samples in answers for sample in samples)

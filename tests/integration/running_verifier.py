@@ -104,7 +104,7 @@ async def verifier(config: NodeConfig, wants: int = 100_000) -> AsyncIterator[Ru
     if config.nats.swarm_url == config.nats.node_url:
         swarm = await connect_swarm_plane(config, "verifier", timeout_s=5.0)
         await prepare_swarm_streams(swarm, create=config.nats.create_streams)
-    board = StatusBoard(config.node.id, "verifier", "0")
+    board = StatusBoard(config.node.id, "verifier", "0", config.node.role_names)
     log = structlog.get_logger("verifier")
     context = RunningVerifier(config, "verifier", "0", node, log, CollectorRegistry(), board, asyncio.Event(), swarm=swarm)
     running = asyncio.create_task(VerifierService(config).run(context))

@@ -16,7 +16,7 @@ from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG
 from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
-from swarm_cli.local.up import checked_run, chosen_names, configured_base_port, swarm_of_run
+from swarm_cli.local.up import checked_run, chosen_names, chosen_roles, configured_base_port, start_options, swarm_of_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -180,3 +180,18 @@ def test_a_servers_address_is_an_address_whatever_is_in_it(tmp_path: Path, text:
 
 def test_the_header_of_one_node_says_one_node() -> None:
     assert render_procfile(Layout(nodes=1)).startswith("# A NATS server, 1 node of four services each")
+
+
+def test_a_node_without_a_trainer_starts_its_roles_alone_and_is_continued_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, roles in (("verifier, generator", "generator,verifier"), ("all", "all"), ("verifier", "verifier"), ("", "")):
+        assert chosen_roles(given) == roles
+    assert chosen_roles(",".join(ROLES)) == "all"
+    for wrong in ("trainer", "generator", "verifier,sampler", "verifer"):
+        with pytest.raises(CommandError, match="generator,verifier"):
+            chosen_roles(wrong)
+    config = load_config(overrides={"node": {"roles": "generator,verifier"}, "tasks": [{"dataset": "gcd"}]})
+    layout = Layout(nodes=1, roles=config.node.role_names)
+    assert list(process_lines(layout)) == ["nats", "alpha-generator", "alpha-verifier", "progress"]
+    assert len(layout.ports) == 3 and 'roles = "all"' not in render_procfile(layout)
+    assert "--roles generator,verifier" in start_options(config, layout).command("first")
+    assert "--roles" not in start_options(load_config(overrides={"tasks": [{"dataset": "gcd"}]}), Layout()).command("first")

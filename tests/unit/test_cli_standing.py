@@ -257,3 +257,26 @@ def test_a_stalled_trainer_is_excused_while_another_process_of_its_node_starts()
     begins = msgspec.structs.replace(status("generator", worked_s=None, every_s=None), started_at=NOW - 5, state="starting")
     stuck = status("trainer", worked_s=140.0)
     assert view(trainer=stuck, generator=begins).stall is None and view(trainer=stuck).stall is not None
+
+
+def with_roles(*roles: Role, missing: Role | None = None) -> NodeState:
+    statuses = [msgspec.structs.replace(status(role, every_s=1.0), state="generating", roles=[*roles]) for role in roles]
+    return NodeState("alpha", tuple(each for each in statuses if each.role != missing), None, at=NOW)
+
+
+def test_a_node_without_a_trainer_is_whole_with_the_roles_that_it_has_and_misses_only_these() -> None:
+    teacher, people = with_roles("generator", "verifier"), with_roles("verifier")
+    for node in (teacher, people):
+        assert (node.kind, node.health, node.missing, node.absent) == ("running", "good", [], [])
+        assert "no trainer" in node.words and "no word" not in shown(node) + drawn(node)
+    lacking = with_roles("generator", "verifier", missing="verifier")
+    assert lacking.gone == ["verifier"] and lacking.health == "warn"
+    assert view().needed == ROLES and view(trainer=status("trainer", age_s=500.0)).gone == ["trainer"]
+
+
+def test_a_verifier_that_waits_for_people_does_not_stand_still() -> None:
+    idle = msgspec.structs.replace(status("verifier", worked_s=5000.0), roles=["verifier"])
+    assert NodeState("alpha", (idle,), None, at=NOW).stall is None
+    alone = msgspec.structs.replace(status("generator", worked_s=5000.0), roles=["generator", "verifier"])
+    stall = NodeState("alpha", (alone, with_roles("generator", "verifier").statuses[1]), None, at=NOW).stall
+    assert stall is not None and stall.role == "generator"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +43,16 @@ class PolicyLoadError(EngineError):
 
 class UnsupportedByEngine(EngineError):
     """This engine does not support the operation; retrying does not help."""
+
+
+class Prompt(list[int]):
+    """A prompt's token ids. `messages`: the conversation that they write, as objects with role and
+    content, for a server that takes nothing else.
+    """
+
+    def __init__(self, token_ids: Iterable[int], messages: Sequence[Mapping[str, str]] = ()) -> None:
+        super().__init__(token_ids)
+        self.messages = messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Engine over any server with OpenAI's completions interface, for policies that are not trained
-here.
+"""Engine over any server with OpenAI's completions or chat interface, for policies that are not
+trained here.
 
 What the server can do is found out at the start, with a completion of one token:
 
@@ -7,6 +7,7 @@ What the server can do is found out at the start, with a completion of one token
 |---|---|
 | takes token ids and gives them back (`return_token_ids`, as vLLM does) | groups with tokens |
 | takes and gives text alone | groups of text alone |
+| has a chat interface alone | the same, asked with messages |
 | gives one completion a request, whatever `n` says | it is asked once for each |
 
 Of text alone the tokens are counted with the model's own tokenizer, and no logprobs are known:
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from services.generator.engines.base import (
     EngineAway,
     EngineError,
     EngineSettings,
+    Prompt,
     Sample,
     SamplingParams,
     UnsupportedByEngine,
@@ -54,11 +56,12 @@ _NO_ENTRY = (401, 403)
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """Abilities of the server. `tokens`: it accepts token ids and returns them with logprobs.
-    `many`: several completions per request.
+    `many`: several completions per request. `chat`: it has a chat interface alone.
     """
 
     tokens: bool
     many: bool
+    chat: bool = False
 
 
 class OpenAiEngine(Engine):
@@ -184,29 +187,30 @@ class OpenAiEngine(Engine):
         return wanted
 
     async def _probe(self, folder: ModelFolder) -> Abilities:
-        """Request two completions of one token: with token ids, or if that fails, with text.
+        """Request two completions of one token: with token ids, or if that fails, with text, or
+        else as a chat.
 
         Raises:
-            EngineError: both fail.
+            EngineError: all fail.
         """
-        prompt, params = folder.tokenizer.encode("1 + 1 =") or list(folder.end_token_ids[:1]), SamplingParams(max_new_tokens=1)
-        for tokens in (True, False):
-            self._abilities = Abilities(tokens=tokens, many=True)
+        ids, params = folder.tokenizer.encode("1 + 1 =") or list(folder.end_token_ids[:1]), SamplingParams(max_new_tokens=1)
+        prompt = Prompt(ids, [{"role": "user", "content": "1 + 1 ="}])
+        for tokens, chat in ((True, False), (False, False), (False, True)):
+            self._abilities = Abilities(tokens=tokens, many=True, chat=chat)
             try:
-                answer = await self._complete(self._body(folder, prompt, 2, 1, params, 1))
+                choices = await self._complete(self._body(folder, prompt, 2, 1, params, 1))
             except RefusedRequest as error:
-                if tokens and error.status in _NOT_TAKEN:
+                if not chat and error.status in _NOT_TAKEN:
                     continue
-                raise EngineError(f"{error} (the completions interface is needed; chat alone is not enough)") from None
-            choices = read_choices(answer, self._server.base_url)
+                raise EngineError(f"{error} (a completions or a chat interface is needed)") from None
             if not choices:
                 raise EngineError(
-                    f"{self._server.base_url}/completions answered without a completion: is this a server with "
-                    "OpenAI's completions interface?"
+                    f"{self._server.base_url} answered without a completion: is this a server with OpenAI's completions or chat "
+                    "interface?"
                 )
             if not tokens or all(has_tokens(choice) for choice in choices):
-                return Abilities(tokens=tokens, many=len(choices) == 2)
-        raise AssertionError("unreachable: with text alone there is an answer or an error")
+                return Abilities(tokens=tokens, many=len(choices) == 2, chat=chat)
+        raise AssertionError("unreachable: of a chat there is an answer or an error")
 
     def _body(
         self, folder: ModelFolder, prompt: Sequence[int], n: int, limit: int, params: SamplingParams, seed: int
@@ -215,9 +219,13 @@ class OpenAiEngine(Engine):
         server that knows them, or if sampling would otherwise not match the parameters.
         """
         greedy = params.temperature == 0.0
+        if self._abilities.chat:
+            asked: dict[str, Any] = {"messages": _messages(prompt)}
+        else:
+            asked = {"prompt": list(prompt) if self._abilities.tokens else _as_text(folder, prompt)}
         body: dict[str, Any] = {
             "model": self._served_model,
-            "prompt": list(prompt) if self._abilities.tokens else _as_text(folder, prompt),
+            **asked,
             "n": n,
             "max_tokens": limit,
             "temperature": params.temperature,
@@ -252,17 +260,25 @@ class OpenAiEngine(Engine):
         except UnusableAnswer as error:
             return EngineError(str(error))
 
-    async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._server.ask("POST", "/completions", body, most_bytes=most_bytes(body))
+    async def _complete(self, body: dict[str, Any]) -> list[Choice]:
+        path = "/chat/completions" if self._abilities.chat else "/completions"
+        answer = await self._server.ask("POST", path, body, most_bytes=most_bytes(body))
+        return read_choices(answer, f"{self._server.base_url}{path}", chat=self._abilities.chat)
 
-    def _samples(self, answer: dict[str, Any], n: int, most: int, folder: ModelFolder) -> list[Sample]:
-        choices = read_choices(answer, self._server.base_url)
+    def _samples(self, choices: Sequence[Choice], n: int, most: int, folder: ModelFolder) -> list[Sample]:
         if len(choices) != n:
             raise UnusableAnswer(
                 f"{self._server.base_url} returned {len(choices)} completions of {n}, unlike when it was started: see the server's "
                 "log; if it was replaced, restart the generator"
             )
         return [sample(choice, folder, most=most, tokens=self._abilities.tokens, where=self._server.base_url) for choice in choices]
+
+
+def _messages(prompt: Sequence[int]) -> list[Mapping[str, str]]:
+    """Raises EngineError: the prompt is no conversation."""
+    if not isinstance(prompt, Prompt) or not prompt.messages:
+        raise EngineError("a server with a chat interface alone takes messages, and this prompt has none: use another engine")
+    return list(prompt.messages)
 
 
 @contextmanager
@@ -329,22 +345,40 @@ class _Answer(msgspec.Struct):
     choices: list[Choice]
 
 
-def read_choices(answer: dict[str, Any], where: str) -> list[Choice]:
-    """The completions in their order; `where` is the server's address. Raises `UnusableAnswer`."""
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Turn(msgspec.Struct):
+    index: int
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Chat(msgspec.Struct):
+    choices: list[_Turn]
+
+
+def read_choices(answer: dict[str, Any], where: str, *, chat: bool = False) -> list[Choice]:
+    """The completions in their order; `where` is the address that was asked. chat: whether it is
+    that of the chat interface. Raises `UnusableAnswer`.
+    """
     try:
-        choices = msgspec.convert(answer, _Answer).choices
+        if chat:
+            turns = msgspec.convert(answer, _Chat).choices
+            choices = [Choice(each.index, each.message.content or "", each.finish_reason) for each in turns]
+        else:
+            choices = msgspec.convert(answer, _Answer).choices
         for choice in choices:
             choice.text.encode()  # half of a surrogate pair, which JSON can hold and nothing else
     except ValueError as error:
-        raise UnusableAnswer(
-            f"{where}/completions: the answer cannot be read ({error}): is this a server with OpenAI's completions interface?"
-        ) from None
+        raise UnusableAnswer(f"{where}: the answer cannot be read ({error}): is this a server with OpenAI's interface?") from None
     return sorted(choices, key=lambda choice: choice.index)
 
 
 def most_bytes(body: dict[str, Any]) -> int:
     """Bound the size of the answer to a request. Some servers repeat the prompt in each choice."""
-    size: int = body["n"] * (_MOST_BYTES_PER_TOKEN * body["max_tokens"] + 32 * len(body["prompt"]))
+    size: int = body["n"] * (_MOST_BYTES_PER_TOKEN * body["max_tokens"] + 32 * len(body.get("prompt", "")))
     return _MOST_BYTES_BESIDE + size
 
 
