@@ -27,10 +27,11 @@ from swarm_cli.dashboard.recent_groups import BatchFollower
 from swarm_cli.dashboard.run_records import RunRecords, as_shown, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.node_state import NodeState, StepRates
+from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import folder_here, next_commands, server_trouble
 from swarm_cli.observe.run_files import thinned
 from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
+from swarm_cli.observe.step_rate import StepRates
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
 from swarm_cli.runs import RunEnd, RunGone

@@ -5,9 +5,8 @@ status`, `swarm top`, the page, the progress of `swarm up`) reads this one model
 from __future__ import annotations
 
 import socket
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
@@ -48,7 +47,6 @@ STILL_SENT_S = 60.0
 _WAITING = ("waiting", "held back")
 """How the state of a process begins that says that it does no work now."""
 UNEXAMINED = {"surplus": " (never examined)"}
-_RATE_WINDOW_S = 60.0
 
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
 """What each role produces, in the order in which a stalled role explains most."""
@@ -93,44 +91,6 @@ class StreamFill:
     stream: str
     state: StreamState
     consumer: ConsumerState | None = None
-
-
-class StepRate:
-    """One node's steps per minute, over the last minute, and since it last fell back: a trainer
-    that was killed takes the steps after its checkpoint again. The time before the first step is
-    seen, in which models load and the base policy is evaluated, does not count.
-    """
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-        self._rose = False
-
-    def update(self, now: float, step: int) -> float | None:
-        """Record `step` at `now` (seconds). Returns the rate, or None at the first call and after a
-        fall.
-        """
-        fell = bool(self._seen) and step < self._seen[-1][1]
-        self._rose = not fell and (self._rose or (bool(self._seen) and step > self._seen[-1][1]))
-        if not self._rose:
-            self._seen.clear()
-        elif now == self._seen[-1][0]:
-            self._seen.pop()
-        self._seen.append((now, step))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
-            self._seen.popleft()
-        elapsed_s = now - self._seen[0][0]
-        return 60.0 * (step - self._seen[0][1]) / elapsed_s if elapsed_s > 0 else None
-
-
-class StepRates:
-    """The rate of each node that a view looks at again and again."""
-
-    def __init__(self) -> None:
-        self._rates: dict[str, StepRate] = {}
-
-    def rated(self, node: NodeState) -> NodeState:
-        """The node with its steps per minute since it was looked at before."""
-        return replace(node, seen_rate=self._rates.setdefault(node.node, StepRate()).update(node.at, node.step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +288,8 @@ class NodeState:
     @property
     def needed(self) -> tuple[Role, ...]:
         """The roles that the node has, as its newest process says."""
-        said = max(self.statuses, key=lambda status: status.updated_at, default=None)
-        return tuple(role for role in ROLES if role in said.roles) if said is not None and said.roles else ROLES
-
-    @property
-    def trains(self) -> bool:
-        """Check whether the node has a trainer."""
-        return "trainer" in self.needed
+        newest = sorted(self.statuses, key=lambda status: status.updated_at)[-1:]
+        return tuple(role for role in ROLES if all(role in (each.roles or ROLES) for each in newest))
 
     @property
     def unknown(self) -> list[Role]:
@@ -378,8 +333,7 @@ class NodeState:
         nothing else is missing. A role alone is being restarted.
         """
         missing = self.missing
-        needed = len(self.needed)
-        return 2 * len(missing) >= needed and all(self._just_ended(role) for role in missing) and len(missing) < needed
+        return len(missing) < len(self.needed) <= 2 * len(missing) and all(self._just_ended(role) for role in missing)
 
     @property
     def gone(self) -> list[Role]:
@@ -422,16 +376,14 @@ class NodeState:
     @property
     def stall(self) -> Stall | None:
         """The first role in the order of `_WORK` that answers but has stalled; None if there is
-        none, or if the node's trainer has taken all its steps or does not answer.
+        none, or if the node's trainer has taken all its steps or does not answer, or people answer.
 
         The sampler, generator and verifier may wait for the trainer on purpose, so the trainer is
         checked first, and what they do is no finding while it is gone. Nor is it while a process is
         starting: the others' work rested for as long as that one was away.
         """
-        if self.finished or (self.roles("trainer") and not self.alive("trainer")):
+        if self.finished or (self.roles("trainer") and not self.alive("trainer")) or "generator" not in self.needed:
             return None
-        if "generator" not in self.needed:
-            return None  # people answer when they like
         begins = {role for role in ROLES for status in self.alive(role) if self._begins(status)}
         for role in _WORK:
             if begins - {role}:
@@ -666,8 +618,8 @@ class NodeState:
             if self._ending or (in_order and len(missing) == len(needed)):
                 return "stopped"
             return "silent" if self.gone else "starting"
-        works = self.step > 0 or not self.trains
-        return "running" if works or self.stall is not None or self.none_scored else "starting"
+        works = self.step > 0 or "trainer" not in needed or self.stall is not None or self.none_scored
+        return "running" if works else "starting"
 
     @property
     def health(self) -> Health:
@@ -707,9 +659,8 @@ class NodeState:
             return ", ".join(self.absent) or f"{'ended' if self.statuses else 'never seen'}: {', '.join(missing)}"
         if trouble := self.trouble:
             return ", ".join(filter(None, [*trouble, self.unwritten]))
-        if not self.trains:
-            makes = self.alive("generator")[0].state if "generator" in self.needed else "for people's answers"
-            return ", ".join(filter(None, (f"no trainer, {makes}", self.unwritten)))
+        if "trainer" not in self.needed:
+            return ", ".join(filter(None, ("no trainer", *(each.state for each in self.alive("generator")[:1]), self.unwritten)))
         trainer, generator = self._current(self.alive("trainer")[0]), self.alive("generator")[0].state
         if trainer == FIRST_GROUPS and generator in _BEFORE_FIRST_GROUPS:
             return f"starting: {_BEFORE_FIRST_GROUPS[generator]}"

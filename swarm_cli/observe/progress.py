@@ -22,10 +22,11 @@ from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.console import count
 from swarm_cli.errors import checked_node
-from swarm_cli.observe.node_state import NodeState, StepRate
+from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import advice, folder_here, next_commands, server_trouble
 from swarm_cli.observe.run_files import newest_step
 from swarm_cli.observe.snapshot import take_snapshot
+from swarm_cli.observe.step_rate import StepRate
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import running_since
 from swarm_cli.target import Target, where_runs_are

@@ -28,10 +28,11 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import count, note, terminal
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_lines import elsewhere_table, node_lines
-from swarm_cli.observe.node_state import NodeState, StepRates
+from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NOBODY, START, NoSuchNode, SwarmState, take_snapshot
 from swarm_cli.observe.status import refuse_nothing_seen, show, swarm_trouble
+from swarm_cli.observe.step_rate import StepRates
 from swarm_cli.runs import RunGone
 from swarm_cli.target import LookRunOption, Target, check_listening, looking_at
 

@@ -14,12 +14,13 @@ from shared.transport.base import KvEntry
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.observe.node_lines import findings
-from swarm_cli.observe.node_state import NodeState, StepRate, duration
+from swarm_cli.observe.node_state import NodeState, duration
 from swarm_cli.observe.progress import HEADER, evaluations_done, row_lines, shown_step, steps_done, summary
 from swarm_cli.observe.remedies import unanswered
 from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import SwarmState, held_out_history, node_state
 from swarm_cli.observe.status import as_object
+from swarm_cli.observe.step_rate import StepRate
 from swarm_cli.runs import RunEnd
 
 NOW = 1_000_000.0
