@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, TypeVar
 
 import typer
@@ -226,7 +226,7 @@ def earned(scored: ScoredGroup, answers: int) -> str:
     """Say what answers earned, and what a policy can learn from them."""
     if scored.failure:
         return f"not shared: {visible(scored.failure, 300)}"
-    passed = scored.passed or [None] * len(scored.rewards)
+    passed: Sequence[bool | None] = scored.passed or [None] * len(scored.rewards)
     words = {True: ", right", False: ", wrong", None: ""}
     each = "; ".join(f"{reward:g}{words[passes]}" for reward, passes in zip(scored.rewards, passed, strict=True))
     left = f" ({count(answers - len(scored.rewards), 'answer')} without a reward left out)" if answers > len(scored.rewards) else ""

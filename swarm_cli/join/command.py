@@ -94,8 +94,8 @@ def join(
     invitation = given_invitation(given_text(token))
     if invitation.credential is not None and token not in (None, "-"):
         note("this token holds a key, and other users of this machine can see command lines: next time pipe it to `swarm join -`")
-    options = {"name": name, "model": model, "revision": revision, "tasks": tasks, "roles": chosen_roles(roles)}
-    prepared = partial(prepare, **options, config=config, nats_port=nats_port)
+    chosen = partial(prepare, name=name, model=model, revision=revision, tasks=tasks, roles=chosen_roles(roles))
+    prepared = partial(chosen, config=config, nats_port=nats_port)
     newcomer = prepared(without_roster(invitation) if accept_roster is False else invitation)
     failed = []
     for finding in chain(newcomer.look(thoroughly=check), newcomer.look_at_ports(nats_port, base_port) if check else ()):
