@@ -89,7 +89,9 @@ def _head(node: NodeState, fresh: bool) -> Text:
         (visible(node.node, NAME_CHARACTERS), "bold"),
         "  ",
         (f"{MARKS[node.kind]} {node.kind}" if fresh else f"? {node.kind} when seen last", style),
-        f"  step {number(node.step)}  {rate(node.steps_per_minute if fresh else None)}  version {number(node.version)}  held-out ",
+        f"  step {number(node.step)}  {rate(node.steps_per_minute if fresh else None)}  version {number(node.version)}  held-out "
+        if "trainer" in node.needed
+        else "  no trainer  held-out ",
     )
     newest, compared = node.newest_score, node.comparison
     warns = node.unscored or not node.signed or (newest is not None and newest.unknown)
