@@ -343,7 +343,8 @@ def turns_of_sets(entry: KvEntry | None) -> dict[str, SetTurn]:
 
 def _line_identity(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """The evaluation that a line is of, by which a second line of it is known."""
-    return (line.get("set"), line.get("policy_version"), bool(line.get("n")), line.get("held_out"), line.get("scorer"))
+    of_set = line.get("set"), line.get("added_at", 0)
+    return (*of_set, line.get("policy_version"), bool(line.get("n")), line.get("held_out"), line.get("scorer"))
 
 
 def unscored_line(version: int, unknown: int, held_out: str | None, scorer: str | None, time_s: float) -> dict[str, Any]:

@@ -202,11 +202,12 @@ def test_evaluation_sets_are_drawn_with_the_base_policy_and_a_change_of_the_rewa
             page = looker.open(shown.url)
             later, math500, one, base = page.locator("#sets figure").all()
             rows = [row.inner_text().split("\t") for row in math500.locator("tbody tr").all()]
-            assert rows == [["Last step 67", "0.460", "0.660"], ["Before", "0.210", "0.410"], ["Gain", "+0.250", "+0.250"]]
+            assert rows == [["At the end", "0.460", "0.660"], ["Before", "0.210", "0.410"], ["Gain", "+0.250", "+0.250"]]
             assert math500.locator(".base").count() == 1 and math500.locator(".most").count() == 1
             assert "added at step 20" in later.inner_text() and later.locator(".most").count() == 0
             assert [row.inner_text().split("\t")[0] for row in base.locator("tbody tr").all()] == ["Before"]
-            assert "avg@1" in one.inner_text() and "pass@1" not in one.inner_text()
+            assert base.locator(".whisker").count() == 1 and base.locator(".odot").count() == 1
+            assert "share right" in one.inner_text() and "@1" not in one.inner_text()
             assert page.locator(".trained polyline").count() == 2, "the mean does not go over the change"
             assert page.locator(".trained b").inner_text() == "0.64", "of the steps from 60 on"
             assert "before step 60" in page.locator(".trained").inner_text()

@@ -33,6 +33,8 @@ from shared.tasks import TaskError, held_out_of, held_out_tasks
 from shared.tasks.evaluation import Score, pass_at_k, standard_error
 from shared.tasks.specs import checked_config
 from shared.transport.base import Transport
+from swarm_cli.observe.run_files import read_sets
+from swarm_cli.observe.verdict import set_lines
 from swarm_cli.task_probe import SMALLER, begin_deriving
 from tests.integration.running_verifier import until
 from tests.nats_server import own_plane
@@ -276,3 +278,28 @@ async def test_the_policy_of_the_last_step_is_measured_before_anybody_notes_that
         await evaluator.begin()
         engine.policy_version = 3
         assert [line["policy_version"] for line in await measured(evaluator, config, 2, version=3)] == [0, 3]
+
+
+@pytest.mark.slow
+async def test_of_a_set_that_is_added_during_a_run_every_line_says_after_which_step(tmp_path: Path) -> None:
+    node = await own_plane()
+    await ensure_node_streams(node, "alpha")
+    config = configured(tmp_path)
+
+    async def told(config: NodeConfig, lines: int, step: int) -> list[int]:
+        position = encode(TrainerPosition(policy_version=step, consumed_local=0))
+        await node.kv.put(node_bucket("alpha"), TRAINER_KEY, position)
+        started = evaluator_of(config, node, engine, asyncio.Lock())
+        await started.begin()
+        return [line["added_at"] for line in await measured(started, config, lines)] if config.eval.sets else []
+
+    without = config.model_copy(update={"eval": config.eval.model_copy(update={"sets": []})})
+    async with engine_of(config) as engine:
+        assert await told(config, 1, 0) == [0]
+        assert await told(configured(tmp_path, k=3), 2, 7) == [0, 0], "the same questions, asked in another way"
+        assert await told(configured(tmp_path, range(25, 50), k=3), 3, 8) == [0, 0, 8], "other questions"
+        assert await told(without, 3, 9) == []
+        assert await told(config, 4, 12) == [0, 0, 8, 12], "it was not kept out while it was not configured"
+    (curve,) = read_sets(config.node.run_dir).values()
+    assert "step 12" in curve.newest.added
+    assert any("step 12" in line for line in set_lines(config.node.run_dir))

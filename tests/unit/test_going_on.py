@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.up import resume_options
-from swarm_cli.runs import RunNote, StartOptions, goes_on, write_note
+from swarm_cli.runs import RunNote, StartOptions, goes_on, write_end, write_note
 
 DEFAULT = StartOptions()
 
@@ -134,3 +135,15 @@ def test_a_run_whose_model_lies_where_it_was_started_goes_on_there_only(tmp_path
     assert str(started) in str(refused.value)
     monkeypatch.setenv("SWARM_MODEL__PATH", str(started / "models" / "base"))
     assert resume_options(DEFAULT, "mine")[0] == DEFAULT, "a whole path is the same from anywhere"
+
+
+def test_the_number_of_steps_is_remembered_until_they_are_taken(before: StartOptions, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", structs.replace(before, steps=40)))
+    assert resume_options(DEFAULT, "mine")[0].steps == 40 and "--steps 40" in goes_on(folder)
+    assert resume_options(StartOptions(steps=60), "mine")[0].steps == 60
+    assert resume_options(StartOptions(steps=0), "mine")[0].steps is None, "until Ctrl-C"
+    write_end(folder, 130, None)
+    assert resume_options(DEFAULT, "mine")[0].steps == 40, "it was stopped before"
+    write_end(folder, 0, "progress")
+    assert resume_options(DEFAULT, "mine")[0].steps is None and "--steps" not in goes_on(folder)

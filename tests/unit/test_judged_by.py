@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from shared.contracts.messages import ScoredGroup
 from shared.run_records import CHECKPOINTS
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
+from swarm_cli.local.control import holding_run
 from swarm_cli.model.evaluate import evaluate
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.runs import RunNote, StartOptions, write_note
@@ -67,6 +69,19 @@ def test_another_configuration_is_named_where_it_is_the_one_that_tells(folder: P
     assert rules() == "exact"
     write_note(folder, RunNote("nats://127.0.0.1:4222", "none", StartOptions(config="gone.toml")))
     assert rules().startswith("reasoning_gym (by "), "in which folder, the note does not say"
+
+
+def test_the_reward_of_a_run_of_another_folder_is_not_that_of_this_one(folder: Path, tmp_path: Path) -> None:
+    assert rules(run="elsewhere").startswith("not known: run elsewhere ")
+    assert rules(Path("ex.toml"), run="elsewhere").startswith("exact (by ex.toml")
+    judge = judge_of(load_config(DEMO_CONFIG), None, "elsewhere")
+    with pytest.raises(CommandError, match="--config"):
+        asyncio.run(judge.score_again([scored()]))
+    away = tmp_path / "away" / "var" / "runs" / "elsewhere"
+    away.mkdir(parents=True)
+    write_note(away, RunNote("nats://127.0.0.1:4222", "none", StartOptions(config=f"{tmp_path}/ex.toml")))
+    with holding_run(away):
+        assert rules(run="elsewhere") == "exact", "by its own configuration, as it is running on this machine"
 
 
 def test_a_nodes_policy_is_evaluated_by_the_configuration_that_its_run_was_started_with(folder: Path, tmp_path: Path) -> None:

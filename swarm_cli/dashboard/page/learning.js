@@ -202,34 +202,39 @@ function saysSection(told, { name: mine, node, row, names }, answers) {
     el("p", { class: "tools" }, spread.length > shown.length ? el("button", { type: "button", id: "more", text: `Show ${Math.min(QUESTIONS_MORE, spread.length - shown.length)} more`, onclick: () => { chosen.more += QUESTIONS_MORE; again(); } }) : null, of || other ? el("span", { class: "small soft", text: `${of}${other}` }) : null));
 }
 
+const measureOf = ({ k, by_reward: byReward }) => (byReward ? "mean reward" : k === 1 ? "share right" : `avg@${k}`);
+
 /** One evaluation set's curve: avg@k with its 95 % interval, pass@k dotted, and the base policy's avg@k dashed. */
 function setChart({ name: set, k, by_reward: byReward, base, curve }, steps) {
   const page = Math.min(1232, document.documentElement.clientWidth) - 32, columns = Math.max(1, Math.floor((page + 16) / 356)), width = Math.round((page - 16 * (columns - 1)) / columns) - (page > 568 ? 38 : 18);
   const height = 130, left = 36, high = 9, low = 22, end = Math.max(steps, curve.at(-1)[0], 1), half = ([, , error]) => 1.96 * error, clipped = (value) => (byReward ? value : Math.min(1, Math.max(0, value)));
   const values = curve.flatMap((point) => [clipped(point[1] - half(point)), clipped(point[1] + half(point)), ...(point[3] === null ? [] : [point[3]])]), least = Math.min(0, ...values), most = ceiling(Math.max(...values)), last = curve.at(-1), over = last[3] !== null;
-  const room = over && (1 - last[0] / end) * (width - left - 16) < 62 ? 66 : 14, x = (version) => left + (version / end) * (width - left - room), y = (value) => high + ((most - value) / (most - least)) * (height - high - low);
-  const measure = byReward ? "mean reward" : `avg@${k}`, spoken = `${measure} on set ${set} by step: ${curve.slice(-12).map(([version, value, , passed]) => `${ratio(value)}${passed === null ? "" : ` (pass@${k} ${ratio(passed)})`} at step ${version}`).join(", ")}.${base ? ` Before training ${ratio(base[1])}.` : ""}`;
+  const room = over && curve.length > 1 && (1 - last[0] / end) * (width - left - 16) < 62 ? 66 : 14, x = (version) => left + (version / end) * (width - left - room), y = (value) => high + ((most - value) / (most - least)) * (height - high - low);
+  const measure = measureOf({ k, by_reward: byReward }), spoken = `${measure} on set ${set} by step: ${curve.slice(-12).map(([version, value, , passed]) => `${ratio(value)}${passed === null ? "" : ` (pass@${k} ${ratio(passed)})`} at step ${version}`).join(", ")}.${base ? ` Before training ${ratio(base[1])}.` : ""}`;
   const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spoken }), path = (points) => points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ");
   for (const level of [...new Set([least, 0, most])]) picture.append(svg("line", { class: level ? "grid" : "axis", x1: left, x2: width - room, y1: y(level), y2: y(level) }), label_at(String(Number(level.toPrecision(3))), left - 7, y(level) + 4.5, "end"));
   for (const step of [0, end]) picture.append(label_at(step === 0 ? "step 0" : count(step), x(step), height - 4, step === 0 ? "start" : "end"));
   if (curve.length > 1) picture.append(svg("polygon", { class: "band", points: path([...curve.map((point) => [point[0], clipped(point[1] + half(point))]), ...curve.toReversed().map((point) => [point[0], clipped(point[1] - half(point))])]) }));
-  if (base) picture.append(svg("line", { class: "base", x1: left, x2: width - room, y1: y(base[1]), y2: y(base[1]) }));
+  if (base && curve.length > 1) picture.append(svg("line", { class: "base", x1: left, x2: width - room, y1: y(base[1]), y2: y(base[1]) }));
   if (over) picture.append(svg("polyline", { class: "most", points: path(curve.map(([version, , , passed]) => [version, passed])) }));
   picture.append(svg("polyline", { class: "line", points: path(curve) }), ...curve.map((point) => svg("circle", { class: "line", cx: x(point[0]).toFixed(1), cy: y(point[1]).toFixed(1), r: 3 })));
-  if (over) for (const label of apart([[`avg@${k}`, x(last[0]) + 8, y(last[1]) + 4.5, "start", "on"], [`pass@${k}`, x(last[0]) + 8, y(last[3]) + 4.5, "start"]], height - low)) picture.append(label_at(...label));
+  if (curve.length === 1) {
+    picture.append(svg("line", { class: "whisker", x1: x(last[0]), x2: x(last[0]), y1: y(clipped(last[1] - half(last))), y2: y(clipped(last[1] + half(last))) }));
+    if (over) picture.append(svg("circle", { class: "odot", cx: x(last[0]), cy: y(last[3]), r: 3 }));
+  } else if (over) for (const label of apart([[`avg@${k}`, x(last[0]) + 8, y(last[1]) + 4.5, "start", "on"], [`pass@${k}`, x(last[0]) + 8, y(last[3]) + 4.5, "start"]], height - low)) picture.append(label_at(...label));
   return picture;
 }
 
 /** The evaluation sets ([[eval.sets]]) of the chosen node: before, now and gain, by avg@k and pass@k. */
-function setsSection({ steps, over, name: mine, names }, told) {
+function setsSection({ steps, over, name: mine, names, node }, told) {
   if (!told?.sets?.length) return null;
   const card = (each) => {
-    const { k, by_reward: byReward, base, curve } = each, now = curve.at(-1), trained = now[0] > 0, several = now[3] !== null, before = base && trained;
+    const { k, base, curve } = each, now = curve.at(-1), trained = now[0] > 0, several = now[3] !== null, before = base && trained, atEnd = over && now[0] >= (node?.step || 0);
     const line = (title, step, cells, kind = "") => el("tr", { class: kind }, el("th", { scope: "row" }, title, step === null ? null : el("span", { class: "note", text: ` step ${count(step)}` })), ...cells.map((text) => el("td", { class: "n", text })));
     const of = (point, digits = ratio) => [digits(point[1]), ...(several ? [digits(point[3])] : [])];
-    const lines = [line(trained ? (over ? "Last" : "Now") : "Before", trained ? now[0] : null, of(now)), before ? line("Before", null, of(base)) : null, before ? line("Gain", null, of([0, now[1] - base[1], 0, several && base[3] !== null ? now[3] - base[3] : null], signed), "gain") : null];
-    const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "hidden", text: "when" })), el("th", { scope: "col", class: "n", text: byReward ? "mean reward" : `avg@${k}` }), several ? el("th", { scope: "col", class: "n", text: `pass@${k}` }) : null);
-    const notes = [`${many(each.questions, "question")}, ${many(k, "answer")} to each.`, each.chance === null ? "" : `Chance explains at most ${ratio(each.chance)} of avg@${k}.`, trained || over ? "" : "A trained policy is measured later.", each.unknown ? `${many(each.unknown, "answer")} without a known reward.` : ""];
+    const lines = [line(!trained ? "Before" : atEnd ? "At the end" : over ? "Last result" : "Now", trained && !atEnd ? now[0] : null, of(now)), before ? line("Before", null, of(base)) : null, before ? line("Gain", null, of([0, now[1] - base[1], 0, several && base[3] !== null ? now[3] - base[3] : null], signed), "gain") : null];
+    const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "hidden", text: "when" })), el("th", { scope: "col", class: "n", text: measureOf(each) }), several ? el("th", { scope: "col", class: "n", text: `pass@${k}` }) : null);
+    const notes = [`${many(each.questions, "question")}, ${many(k, "answer")} to each.`, each.chance === null ? "" : `Chance explains at most ${ratio(each.chance)} of the gain${several ? ` in avg@${k}` : ""}.`, trained || over ? "" : "A trained policy is measured later.", each.unknown ? `${many(each.unknown, "answer")} without a known reward.` : ""];
     return el("figure", { class: "sheet" }, el("div", { class: "head" }, el("h3", {}, name(each.name))), setChart(each, steps), el("table", { class: "figures" }, el("caption", { class: "hidden", text: `Results on set ${each.name}` }), el("thead", {}, head), el("tbody", {}, ...lines.filter(Boolean))), el("figcaption", { class: "small soft", text: notes.filter(Boolean).join(" ") }), each.added ? el("p", { class: "small warn", text: `It was ${each.added}.` }) : null);
   };
   return section("sets", null, el("h2", { id: "sets-title" }, "Evaluation sets", names.length > 1 ? el("span", { class: "small soft" }, " ", name(mine)) : null), el("p", { class: "hint", text: "Their questions are kept out of training. avg@k: share of right answers, with its 95 % interval; pass@k: chance that one of k is right. Dashed: before training." }), el("div", { class: "sets" }, ...told.sets.map(card)));
