@@ -100,11 +100,11 @@ def test_a_number_of_many_digits_is_refused_in_a_sentence_and_takes_neither_memo
         assert rows_with(tmp_path, literal, column).row(0) == ("How many?", "1"), "a column that is not read may hold anything"
         return
     tracemalloc.start()
-    started = time.monotonic()
+    started = time.process_time()
     try:
         with pytest.raises(FileSourceError) as caught:
             rows_with(tmp_path, literal, column)
-        assert time.monotonic() - started < 5
+        assert time.process_time() - started < 5
         assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
     finally:
         tracemalloc.stop()
