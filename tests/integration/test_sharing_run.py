@@ -19,7 +19,7 @@ MODEL = REPO / "models" / "base"
 STEPS, LOCAL, ANSWERS = 2, 2, 8
 ARMS, NODES, SEEDS = ("sharing", "own-replay"), ("alpha", "beta"), (1, 2)
 COMMAND = ("experiment", "sharing", "--nodes", "2", "--seeds", "2", "--steps", str(STEPS))
-DEADLINE_S = 400.0
+DEADLINE_S = 900.0
 REWARD = '''"""Pays short answers, which some of a group are."""
 
 
@@ -65,7 +65,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3000)
 def test_sharing_is_measured_with_a_users_own_rows_and_reward_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     rows = [{"question": f"What is {number} + 1?", "answer": number + 1} for number in range(80)]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
