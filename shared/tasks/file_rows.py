@@ -31,7 +31,8 @@ _DOMAIN = b"swarm task rows 1\x00"
 _ENTRY_BYTES = 8
 _TEXTS = 3
 """Of a row: question, answer, and what else its reward gets."""
-_LAST_WORD = re.compile(r"\w+(?:[.,/]\w+)*\W*\Z")
+_WORD = re.compile(r"\w+(?:[.,/]\w+)*")
+_END_CHARS = 200
 
 
 class Asked(NamedTuple):
@@ -49,8 +50,8 @@ def asked_of(values: Iterable[str], answer: str, system: str = "") -> Asked:
     """Without the answer, two templates that ask two different things of one text would be alike;
     of the answer only the last word counts, so that `#### 72` and `72` are alike.
     """
-    last = _LAST_WORD.search(answer)
-    word = re.sub(r"\W+\Z|,", "", last[0]) if last else answer
+    words = _WORD.findall(answer[-_END_CHARS:])
+    word = words[-1].replace(",", "") if words else answer
     texts = "\0".join(question_key(each) for each in (*values, word))
     return Asked(_hash(texts.encode()), _hash(question_key(system).encode()) if system else 0)
 
