@@ -1,5 +1,5 @@
-"""Requires that a model comes from a local folder, or from the hub at one commit. Code that comes
-with a model is never run.
+"""Requires that a model comes from a local folder, or from the hub at one commit; and a data set of
+the hub too. Code that comes with a model is never run.
 
 The files behind a hub name are whatever its owner, or somebody who took over the account, uploaded
 last. A commit's hash identifies the files themselves. With it all processes of a node, also after a
@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 COMMIT = r"[0-9a-f]{40}"
+HUB = "hub:"
+"""How the path of a data set on the hub begins."""
+HUB_PATH = re.compile(r"hub:([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/(.+))?")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -46,6 +49,23 @@ def pin_problem(path: str, revision: str) -> str | None:
     )
 
 
+def hub_data_problem(path: str, revision: str) -> str:
+    """Why a source's path and revision do not name files of the hub; empty if they do, or the path
+    is not of the hub.
+    """
+    if not path.startswith(HUB):
+        return 'revision applies only to a data set of the hub, path = "hub:OWNER/NAME": remove it' if revision else ""
+    if (found := HUB_PATH.fullmatch(path)) is None:
+        return f"path {path[:100]!r} names no data set of the hub: write hub:OWNER/NAME or hub:OWNER/NAME/PART"
+    if re.fullmatch(COMMIT, revision):
+        return ""
+    said = f"revision {revision[:60]!r} is not a commit" if revision else "revision is not set"
+    return (
+        f"path {path[:100]!r} is on the hub and {said}: a name's files can change at any time, so set revision to "
+        f"{commit_hash(found[1], 'dataset')}; `swarm new --data {found[1]}` writes it"
+    )
+
+
 def may_only_be_folder(path: str) -> bool:
     """Check whether a model's path is a folder or could not be a name on the hub, which is `name`
     or `owner/name`. `models/base` is the toy policy's folder.
@@ -58,10 +78,10 @@ def how_to_pin(path: str) -> str:
     return f"set model.revision to {commit_hash(path)}"
 
 
-def commit_hash(path: str) -> str:
-    """Say what the commit hash of the hub model `path` is, or where to find it."""
+def commit_hash(path: str, kind: Literal["model", "dataset"] = "model") -> str:
+    """Say what the commit hash of the hub model or data set `path` is, or where to find it."""
     name = path if _HUB_NAME.fullmatch(path) else "OWNER/NAME"
     return (
-        "the full hash of the commit that you looked at (40 digits; the model's page shows it under Files, "
-        f"History; so does `python -c \"from huggingface_hub import model_info; print(model_info('{name}').sha)\"`)"
+        f"the full hash of the commit that you looked at (40 digits; the {kind}'s page shows it under Files, "
+        f"History; so does `python -c \"from huggingface_hub import {kind}_info; print({kind}_info('{name}').sha)\"`)"
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 _RELATIVE = 1e-9
 _ABSOLUTE = 1e-12
@@ -32,6 +32,30 @@ class Mark(IntEnum):
     def cause(self) -> str:
         """Why the reward is unknown, as a metric's label; empty if it is known."""
         return self.name.lower() if self >= Mark.RAISED else ""
+
+
+class LocalOnly(StrEnum):
+    """Why no group of another node is taken of a task source; a label of the metric
+    `swarm_local_only_sources`.
+    """
+
+    OUTSIDE_SANDBOX = "outside_sandbox"
+    GROUP_DEPENDENT = "group_dependent"
+    JUDGED = "judged"
+    SCORER = "scorer"
+
+    @property
+    def words(self) -> str:
+        """The reason as a clause."""
+        return _LOCAL_ONLY_WORDS[self]
+
+
+_LOCAL_ONLY_WORDS = {
+    LocalOnly.OUTSIDE_SANDBOX: "the reward runs outside the sandbox (sandbox = false)",
+    LocalOnly.GROUP_DEPENDENT: "an answer alone earns otherwise than in a group",
+    LocalOnly.JUDGED: "a judge scores it, whose time and money a stranger's groups would take",
+    LocalOnly.SCORER: "the dataset's scorer takes answers in which a stranger could hide something",
+}
 
 
 CAUSES = tuple(mark.cause for mark in Mark if mark.cause)

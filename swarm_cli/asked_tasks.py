@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from shared.config import ConfigError, TaskSpec, load_config
 from shared.config.load import MAX_FILE_BYTES
+from shared.hub_models import HUB
 from shared.plain_files import read_named
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
 from shared.reward_files import Part, found_from, reward_problems
@@ -29,10 +30,13 @@ def is_file(name: str) -> bool:
     return "." in name or "/" in name
 
 
-def asked_sources(names: Sequence[str], verifier: str, columns: str, settings: str, reward: str = "") -> list[TaskSpec]:
+def asked_sources(
+    names: Sequence[str], verifier: str, columns: str, settings: str, reward: str = "", *, sandbox: bool = True
+) -> list[TaskSpec]:
     """The sources called `names`: datasets, and files, which are read here. A file's answers are
     scored by `exact` by default. columns: a file's, `question,answer`; empty: the usual. settings:
-    a dataset's, as JSON. reward: instead of a verifier, a function in a file.
+    a dataset's, as JSON. reward: instead of a verifier, a function in a file. sandbox: as in
+    `[[tasks]]`.
 
     Raises:
         CommandError: with a line for each mistake. A dataset's name and settings are tried only if
@@ -45,17 +49,21 @@ def asked_sources(names: Sequence[str], verifier: str, columns: str, settings: s
             problems.append("--reward and --verifier are both given: keep one")
         reward = found_from(reward, Path.cwd())
         problems += reward_problems(reward) if Part(reward).file else [f"--reward {reward}: write FILE.py:FUNCTION"]
+    if not sandbox and not reward and verifier in VERIFIERS.built_in:
+        problems.append("--no-sandbox is for a reward of your own: give it with --reward")
+        sandbox = True
     sources: list[TaskSpec] = []
+    scored: dict[str, Any] = {"reward": reward} if Part(reward).file else {"verifier": verifier}
+    scored["sandbox"] = sandbox
     for name in names:
         try:
-            sources.append(_file(name, verifier, columns, reward) if is_file(name) else TaskSpec(dataset=name))
+            sources.append(_file(name, scored, columns) if is_file(name) else TaskSpec(dataset=name))
         except ValidationError as error:
             problems += [f"{NO_TASK} ({each['msg']}): {ALL_NAMES}" for each in error.errors()]
         except ValueError as error:
             problems += str(error).splitlines()
     if problems:
         raise CommandError("\n".join(dict.fromkeys([*problems, *_underivable(sources, settings)])))
-    scored: dict[str, Any] = {"reward": reward} if reward else {"verifier": verifier}
     return [source if source.source == "file" else TaskSpec(dataset=source.dataset, **scored) for source in sources]
 
 
@@ -85,20 +93,23 @@ def _columns(columns: str) -> tuple[str, str]:
     return question, answer
 
 
-def _file(path: str, verifier: str, columns: str, reward: str) -> TaskSpec:
+def _file(path: str, scored: dict[str, Any], columns: str) -> TaskSpec:
     """Raises ValueError with a line for each mistake of the file; if columns or verifier are wrong,
     with none that they may have caused.
     """
-    from shared.tasks.file_formats import data_files
     from shared.tasks.file_source import with_row_name
+    from shared.tasks.hub_files import source_files
 
+    revision = ""
+    if path.startswith(HUB):
+        path, _, revision = path.partition("@")
     question, answer = _columns(columns)
     if columns and not (question and answer):
-        data_files(Path(path))
-        return TaskSpec(source="file", path=path)
-    known = verifier != DEFAULT_VERIFIER and verifier in VERIFIERS.names()
-    judge: dict[str, Any] = {"reward": reward} if Part(reward).file else {"verifier": verifier if known else "exact"}
-    return with_row_name(TaskSpec(source="file", path=path, question=question, answer=answer, **judge))
+        source_files(path, revision)
+        return TaskSpec(source="file", path=path, revision=revision)
+    if scored.get("verifier") == DEFAULT_VERIFIER or scored.get("verifier", "exact") not in VERIFIERS.names():
+        scored = {**scored, "verifier": "exact"}
+    return with_row_name(TaskSpec(source="file", path=path, revision=revision, question=question, answer=answer, **scored))
 
 
 def _underivable(sources: Sequence[TaskSpec], settings: str) -> list[str]:

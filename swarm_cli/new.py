@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
+from shared.hub_models import HUB, HUB_PATH
 from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
@@ -112,7 +114,9 @@ class Rows:
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make.")],
     model: Annotated[str, typer.Option(help="The model to train: a folder, or a hub name (OWNER/NAME) with --revision.")],
-    data: Annotated[Path, typer.Option(help="Your questions and answers (docs/tasks.md).")],
+    data: Annotated[
+        str, typer.Option(help="Your questions and answers: a file or folder, or a hub data set, OWNER/NAME[/PART][@COMMIT].")
+    ],
     revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
     question: Annotated[str, typer.Option(help="Column with the questions.  [default: found by its name]")] = "",
     answer: Annotated[str, typer.Option(help="Column with the reference answers.  [default: found by its name]")] = "",
@@ -121,11 +125,17 @@ def new(
     begin with. `swarm up` in it trains.
     """
     from shared.config.model_section import ModelSection
+    from shared.tasks.file_formats import SUFFIXES
     from swarm_cli.model.memory import check_named
 
     folder = Path(name)
-    if not data.exists():
-        raise CommandError(f"there is no {data}: give a file or folder of questions with --data")
+    named = data.partition("@")[0]
+    may_be_name = HUB_PATH.fullmatch(f"{HUB}{named}") and not Path(named).exists() and Path(named).suffix not in SUFFIXES
+    from_hub = data.startswith(HUB) or may_be_name
+    if not from_hub and not Path(data).exists():
+        raise CommandError(
+            f"there is no {data}: give a file or folder of questions with --data, or a data set of the hub as OWNER/NAME"
+        )
     try:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     except OSError as error:
@@ -134,8 +144,9 @@ def new(
         raise CommandError(f"{name} exists and is not empty: choose another name")
     check_named(model, revision)
     path = str(Path(model).absolute()) if Path(model).is_dir() else model
+    source = hub_source(data) if from_hub else {"path": str(Path(data).absolute())}
     columns = {name: column for name, column in (("question", question), ("answer", answer)) if column}
-    rows = read_rows(data, columns)
+    rows = read_rows(source, columns)
     section, context_tokens, talks = _fitting(ModelSection(path=path, revision=revision), PROMPTS[rows.verifier])
     reward_line = f"{REWARD_FILE}:accuracy"
     scored = ("verifier", rows.verifier, f'or of your own: reward = "{reward_line}"')
@@ -143,7 +154,7 @@ def new(
         scored = ("reward", reward_line, "a model without a chat template goes on after its answer, which this cuts off")
         if rows.column:
             columns["question"] = f"{_ASKED} {{{rows.column}}}\n{_ANSWERED}"
-    lines = [*chosen(section, rows, context_tokens, {"path": str(data.absolute()), **columns}), scored]
+    lines = [*chosen(section, rows, context_tokens, source | columns), scored]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PROJECT_FILE).write_text(_toml(lines))
@@ -159,7 +170,21 @@ def new(
     note(f"next: cd {shlex.quote(name)} && swarm up        (swarm config check looks at everything first)")
 
 
-def read_rows(data: Path, columns: Mapping[str, str]) -> Rows:
+def hub_source(data: str) -> dict[str, str]:
+    """The settings of a data set on the hub, with its newest commit unless one is given. Raises
+    CommandError.
+    """
+    from shared.tasks.file_formats import FileSourceError
+    from shared.tasks.hub_files import newest_commit
+
+    name, _, revision = data.removeprefix(HUB).partition("@")
+    try:
+        return {"path": f"{HUB}{name}", "revision": revision} if revision else newest_commit(f"{HUB}{name}")
+    except FileSourceError as error:
+        raise CommandError(str(error)) from None
+
+
+def read_rows(source: Mapping[str, str], columns: Mapping[str, str]) -> Rows:
     """Read the questions, and find the verifier that can read their reference answers.
 
     Raises:
@@ -170,11 +195,13 @@ def read_rows(data: Path, columns: Mapping[str, str]) -> Rows:
     from shared.tasks.file_formats import FileSourceError
     from shared.tasks.file_source import load_rows
 
-    spec = TaskSpec.model_validate({"path": str(data), **columns})
     try:
+        spec = TaskSpec.model_validate({**source, **columns})
         rows = load_rows(spec)
         named = spec.model_copy(update={"dataset": rows.name})
         verifier = _verifier(named, len(rows))
+    except ValidationError as error:
+        raise CommandError("\n".join(str(each.get("ctx", {}).get("error", each["msg"])) for each in error.errors())) from None
     except (FileSourceError, TaskError) as error:
         raise CommandError(str(error)) from None
     step = max(1, len(rows) // _LOOKED_AT)

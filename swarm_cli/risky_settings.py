@@ -135,6 +135,10 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
             f"[[tasks]] {dataset}: it is scored locally only, so no group of it is shared or taken from another node; train on "
             "another dataset beside it, or use verifier exact"
         )
+    for spec in config.tasks:
+        if not spec.sandbox and _takes_foreign(config):
+            name = visible(spec.file_name if spec.source == "file" else spec.dataset, 80)
+            yield f"[[tasks]] {name}: sandbox = false, so no group of it is taken from another node; local groups alone train on it"
     if not config.sampler.local:
         yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
     if config.eval.tasks and config.eval.every_versions > LONGEST_WARMUP:

@@ -90,6 +90,7 @@ def score(
     reward_file: Annotated[
         str, typer.Option("--reward", metavar="FILE.py:FUNCTION", help="Instead of a verifier, your function.")
     ] = "",
+    sandbox: Annotated[bool, typer.Option("--sandbox/--no-sandbox", help="As `sandbox` in [[tasks]], for --reward.")] = True,
     pass_at: Annotated[float | None, typer.Option(help="The reward from which on an answer passes.")] = None,
     columns: Columns = "",
     as_json: AsJson = False,
@@ -103,7 +104,7 @@ def score(
 
     # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
-    (source,) = asked_sources([dataset], verifier, columns, settings, reward_file)
+    (source,) = asked_sources([dataset], verifier, columns, settings, reward_file, sandbox=sandbox)
     settled = {} if source.source == "file" else {"config": json.loads(canonical_settings(settings))}
     source = source.model_copy(update={"pass_at": pass_at, **settled})
     ref, rules = _ref(source.dataset, settings, seed, index), PassRules([source])

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.importing import without_collection
@@ -36,6 +35,8 @@ DEADLINE_S = 60.0
 """All of reasoning-gym's datasets with their default settings take a tenth of it."""
 LATE_S = 15.0
 """More for each source: its scorer may never return."""
+LOADING_S = 600.0
+"""More if a reward runs outside the sandbox: it may load a model."""
 FILE_S, FILE_S_PER_MIB = 120.0, 1.0
 """More for each file, whose rows are read and of which some are shown to the verifier."""
 MEMORY_BYTES = 2**30
@@ -110,6 +111,7 @@ class TaskProbe:
         self.files, self.rewards, self.reward_warnings, self.awaiting_pass = [], [], [], []
         if deadline_s is None:
             deadline_s = DEADLINE_S + sum(_file_s(spec) + LATE_S for spec in (*tasks, *sets))
+            deadline_s += 0.0 if all(spec.sandbox for spec in (*tasks, *sets)) else LOADING_S
         if not self._ready():
             return ["the process that derives the tasks does not start: `python -m swarm_cli.task_probe` says why"]
         told = self._answer(json.dumps(asked).encode() + b"\n", deadline_s)
@@ -217,11 +219,13 @@ def _file_s(spec: TaskSpec) -> float:
     """Seconds that a source's files may take; 0 if it has none, or none that can be read."""
     if spec.source != "file":
         return 0.0
-    from shared.tasks.file_formats import FileSourceError, data_files
+    from shared.tasks.file_formats import FileSourceError
     from shared.tasks.file_source import MAX_BYTES
+    from shared.tasks.hub_files import source_files
 
     try:
-        size_bytes = sum(file.stat().st_size for file in data_files(Path(spec.path)))
+        # Those of the hub are fetched here, where there is no deadline.
+        size_bytes = sum(file.stat().st_size for file in source_files(spec.path, spec.revision))
     except (FileSourceError, OSError):
         return 0.0
     return FILE_S + min(size_bytes, MAX_BYTES) / 2**20 * FILE_S_PER_MIB
@@ -244,7 +248,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     # Rows of files are mapped, and do not count.
-    limit_data((MappedMemory().data_bytes() or 0) + MEMORY_BYTES)
+    limit_data((MappedMemory().data_bytes() or 0) + MEMORY_BYTES, soft=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answer.write(_READY)
     for line in sys.stdin.buffer:

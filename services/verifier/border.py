@@ -14,9 +14,9 @@ A refusal is blamed only on the key that made a valid signature over the offendi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -32,8 +32,7 @@ from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_f
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, ModelIdentity
 from shared.identity import keys
-from shared.registry import SCORED_LOCALLY
-from shared.rewards import unknown_of
+from shared.rewards import LocalOnly, unknown_of
 from shared.tasks.derive import from_package, package_of
 from shared.tasks.evaluation import NO_PASS
 from shared.tasks.file_rows import find_rows, is_file_name
@@ -456,8 +455,8 @@ class BorderRules:
     established_after: int = 32
     swarm_id: str = DEFAULT_SWARM_ID
     """`nats.swarm_id`; groups signed for another swarm are refused."""
-    scored_locally: frozenset[str] = SCORED_LOCALLY
-    """Datasets of which no foreign group is taken."""
+    local_only: Mapping[str, LocalOnly] = field(default_factory=lambda: VerifierChoice().local_only)
+    """Datasets of which no foreign group is taken, and why."""
 
     @classmethod
     def of(cls, config: VerifierConfig, accept: Accept) -> BorderRules:
@@ -476,7 +475,7 @@ class BorderRules:
             max_completions=config.max_foreign_completions,
             max_answer_chars=config.max_answer_chars,
             max_tokens=config.max_foreign_tokens,
-            scored_locally=VerifierChoice(config.tasks).scored_locally,
+            local_only=VerifierChoice(config.tasks).local_only,
             established_after=verifier.newcomer_groups,
         )
 
@@ -490,8 +489,8 @@ class BorderRules:
 
     def task_problem(self, group: RolloutGroup) -> Problem | None:
         ref = group.task.ref
-        if ref.dataset in self.scored_locally:
-            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is scored locally only, with this node's reward or reasoning_gym"
+        if (why_local := self.local_only.get(ref.dataset)) is not None:
+            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is local only: {why_local.words}"
         own_dataset = any(ref.dataset == dataset for dataset, _ in self.own_tasks)
         allowed = (
             (self.accept == "any" and (own_dataset or not _needs_an_entry(ref.dataset)))

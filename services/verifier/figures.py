@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import time
 from collections.abc import Container, Iterable
 
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.verifier.refusals import UNEXAMINED, Refusal, Refused
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import Origin
-from shared.rewards import CAUSES, known_parts, mean_parts, unknown_of
+from shared.rewards import CAUSES, LocalOnly, known_parts, mean_parts, unknown_of
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult, ScorerPool
@@ -106,6 +107,14 @@ class ScoringFigures:
             ["protection"],
             registry=registry,
         )
+        self._local_only = Gauge(
+            "swarm_local_only_sources",
+            "Task sources of which no group of another node is taken, by cause: outside_sandbox (sandbox = false), group_dependent "
+            "(an answer alone earns otherwise than in its group), judged (a judge scores it), scorer (the dataset's own).",
+            ["why"],
+            registry=registry,
+        )
+        self.local_only(())
         for figure in (StatusFigure.SCORE_TIMEOUTS, StatusFigure.FAILED_LOCAL):
             status.set(figure, 0)
 
@@ -175,6 +184,13 @@ class ScoringFigures:
         for protection in PROTECTIONS:
             self._protections.labels(protection).set(protection not in missing)
             self._status.set(FigureFamily.SANDBOX_WITHOUT.of(protection), protection in missing)
+
+    def local_only(self, sources: Iterable[LocalOnly]) -> None:
+        """Set the number of sources of which no foreign group is taken, from the cause of each."""
+        counts = collections.Counter(sources)
+        for why in LocalOnly:
+            self._local_only.labels(why.value).set(counts[why])
+            self._status.set(FigureFamily.LOCAL_ONLY.of(why.value), counts[why] or None)
 
     def _count_answers(self, origin: Origin, result: JobResult) -> None:
         unknown = unknown_of(result.marks)

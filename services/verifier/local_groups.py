@@ -26,7 +26,7 @@ from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
 from shared.dead_letters import attempt_id, bury
-from shared.rewards import known_parts, mean_parts, unknown_of
+from shared.rewards import LocalOnly, known_parts, mean_parts, unknown_of
 from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
@@ -59,7 +59,9 @@ class LocalScorer:
         groups, so that a sender who returns it as its own is recognised.
         """
         self._config = config
-        self._scored_locally = VerifierChoice(config.tasks).scored_locally
+        local_only = VerifierChoice(config.tasks).local_only
+        # No node takes these. Of the others each scores the answers with its own reward.
+        self._unshared = {dataset for dataset, why in local_only.items() if why in (LocalOnly.SCORER, LocalOnly.JUDGED)}
         self._id = config.node.id
         self._node = node
         self._pool = pool
@@ -181,7 +183,7 @@ class LocalScorer:
                 self._say_scored(scored, result, stored.seq)
                 self._note_own(group, stored.seq)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
-        if rewards and group.task.ref.dataset not in self._scored_locally:
+        if rewards and group.task.ref.dataset not in self._unshared:
             theirs = rewards if passed is None or self._partial_credit else foreign_rewards(rewards, passed)
             self._outbox.offer(group, group_id, theirs)
         await delivery.ack()

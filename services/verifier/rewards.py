@@ -22,7 +22,7 @@ from shared.contracts.control import EvalReport, RewardValues
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
 from shared.reward_files import code_hash, parts_of
-from shared.rewards import Mark, unknown_of
+from shared.rewards import LocalOnly, Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime import FatalError
 from shared.runtime.logs import Log
@@ -30,6 +30,7 @@ from shared.tasks.derive import TaskError
 from shared.tasks.evaluation import REMEDY_NO_PASS, PassRules
 from shared.tasks.reference_checks import try_rewards, worth_trying
 from shared.tasks.sandbox import JobResult, ScorerPool
+from shared.tasks.verifiers import VerifierChoice
 from shared.transport.base import Conflict, Transport, TransportError
 
 PERIOD_S = 2.0
@@ -37,7 +38,7 @@ REMEDIES = {
     "raised": "correct the verifier; the detail says what it raised",
     "not_a_number": "have the verifier return a finite number",
     "too_long": "lower generator.max_new_tokens",
-    "timeout": "make the verifier faster, or raise verifier.answer_timeout_s; the sandbox has no network",
+    "timeout": "make the verifier faster, or raise verifier.answer_timeout_s; only with sandbox = false is there a network",
     "not_applicable": "nothing, if the reward means it: it returned None; a function without `return` does too",
     "no_verdict": "see that the judge answers, and in the form that the reward reads; the detail says what was wrong last",
     "killed": "see what the verifier loads; verifier.worker_memory_mb limits its memory",
@@ -68,8 +69,8 @@ class RewardKnowledge:
         self._newest_cause = ""
         self._unsaved = self._unwritten = False
         self._news = asyncio.Event()
-        self.local_only: frozenset[str] = frozenset()
-        """Datasets whose rewards depend on the other answers of a group."""
+        self.local_only = VerifierChoice(config.tasks).local_only
+        """Datasets of which no foreign group is taken, and why."""
 
     async def begin(self, pool: ScorerPool) -> None:
         """Read what the node knows already, and try the rewards of the node's own sources.
@@ -90,10 +91,14 @@ class RewardKnowledge:
             if trial.unusable:
                 raise TaskError("task_verifier", trial.problem)
             if trial.local_only:
-                self.local_only |= {trial.spec.dataset}
-                self._log.warning("reward_local_only", task=trial.spec.dataset, reason=trial.figures)
+                self.local_only.setdefault(trial.spec.dataset, LocalOnly.GROUP_DEPENDENT)
             if trial.problem:
                 self._log.warning("reward_tried", task=trial.spec.dataset, reason=trial.problem, figures=trial.figures)
+        own = {spec.dataset: spec.file_name if spec.source == "file" else spec.dataset for spec in self._config.tasks}
+        found = {dataset: why for dataset, why in self.local_only.items() if dataset in own}
+        for dataset, why in found.items():
+            self._log.warning("source_local_only", task=dataset, source=own[dataset], why=why.value, reason=why.words)
+        self._figures.scoring.local_only(found.values())
         self._unsaved = True
 
     async def run(self) -> None:

@@ -99,7 +99,7 @@ class VerifierService:
             rules = BorderRules.of(self._config, self._config.verifier.accepted_tasks)
             rewards = RewardKnowledge(config, context.node, figures, log)
             await rewards.begin(pool)
-            rules = replace(rules, scored_locally=rules.scored_locally | rewards.local_only)
+            rules = replace(rules, local_only=rewards.local_only)
             border = Border(rules, self._trust, self._replay, self._held_out, awaits_pass=rewards.awaits_pass)
             scored = LocalOutcomes(config.node.id, context.node, figures, log)
             store = ForeignStore(config, context.node, border, own, rewards, figures, log)

@@ -16,8 +16,9 @@ from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import Section
 from shared.contracts.limits import MAX_REWARD_PARTS
+from shared.hub_models import HUB, hub_data_problem
 from shared.registry import DEFAULT_VERIFIER, TASK_SOURCES, VERIFIERS
-from shared.reward_files import Part, code_id, found_from, has_rewards, name_of
+from shared.reward_files import Part, code_id, found_from, has_rewards, name_of, parts_of, verifier_words
 from shared.text import visible
 
 _ENTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -28,6 +29,12 @@ class WeightedReward(Section):
 
     use: str = Field(description="A function in a Python file, as in `reward`, or a verifier's name.")
     weight: float = Field(1.0, ge=-1_000_000, le=1_000_000, description="What it is multiplied by in the sum.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        """A text is the name, with weight 1."""
+        return {"use": value} if isinstance(value, str) else value
 
 
 class JudgeSection(Section):
@@ -65,7 +72,12 @@ class TaskSpec(Section):
         description="Dataset name (`swarm task list`). Of a file leave it empty, or give the name that you expect (file_...), "
         "so that any other file is refused.",
     )
-    path: str = Field("", description="For source file: a .jsonl, .json, .csv or .parquet file, or a folder saved by `datasets`.")
+    path: str = Field(
+        "",
+        description="For source file: a .jsonl, .json, .csv or .parquet file, a folder saved by `datasets`, or a data set of the "
+        "hub, hub:OWNER/NAME or hub:OWNER/NAME/PART.",
+    )
+    revision: str = Field("", description="Commit of a hub data set, all 40 digits; required, because the files can change.")
     question: str = Field(
         "",
         description="For source file: the column with the questions, or a text with columns in braces. Unset: the first of prompt, "
@@ -92,7 +104,12 @@ class TaskSpec(Section):
     rewards: list[WeightedReward] = Field(
         default_factory=list,
         max_length=MAX_REWARD_PARTS,
-        description='Instead of `reward`, several: `[{use = "rewards.py:accuracy", weight = 1.0}, ...]`.',
+        description='Instead of `reward`, several: `["rewards.py:accuracy", {use = "rewards.py:short", weight = 0.2}]`.',
+    )
+    sandbox: bool = Field(
+        True,
+        description="false: your reward runs as a process of its own with network, files and GPU, for this node's groups only; no "
+        "group of another node is taken of this source.",
     )
     judge: JudgeSection = Field(default_factory=JudgeSection)
     pass_at: float | None = Field(
@@ -104,8 +121,8 @@ class TaskSpec(Section):
 
     @property
     def file_name(self) -> str:
-        """The name by which people know a file: without its folder."""
-        return Path(self.path).name or self.path
+        """The name by which people know a file: without its folder; of a hub data set all of it."""
+        return self.path.removeprefix(HUB) if self.path.startswith(HUB) else Path(self.path).name or self.path
 
     @property
     def canonical_config(self) -> str:
@@ -163,6 +180,8 @@ class TaskSpec(Section):
                 yield f"verifier {visible(self.verifier)[:80]!r} is no name; a function in a file is given as reward"
         elif self.verifier != _rewards_of({"reward": self.reward, "rewards": self.rewards}):
             yield "verifier and reward are both given: keep one; `rewards` may name a verifier beside your own"
+        if not self.sandbox and all(part.use in VERIFIERS.built_in for part in parts_of(self.verifier)):
+            yield f"sandbox = false is for a reward of your own, and {verifier_words(self.verifier)} needs no network: remove it"
         for use in (self.reward, *(each.use for each in self.rewards)):
             if use and not Part(use).file and (use == self.reward or not _ENTRY.fullmatch(use)):
                 yield f"{visible(use)[:80]!r} does not name a function in a file: write FILE.py:FUNCTION"
@@ -171,14 +190,16 @@ class TaskSpec(Section):
         if self.source == "file":
             if not self.path:
                 yield 'source = "file" needs path, the file with the questions'
+            if problem := hub_data_problem(self.path, self.revision):
+                yield problem
             if self.config:
                 yield "a file has no settings: remove `config`"
             if self.verifier == "reasoning_gym":
                 yield "verifier reasoning_gym scores only its own datasets: use exact, final_number or math with a file"
         elif not self.dataset:
             yield 'dataset is missing: name one (`swarm task list`), or set source = "file" and path'
-        elif self.path or self.question or self.answer:
-            yield 'path, question and answer apply only to files: also set source = "file"'
+        elif self.path or self.revision or self.question or self.answer:
+            yield 'path, revision, question and answer apply only to files: also set source = "file"'
 
 
 def _rewards_of(values: dict[str, Any]) -> str:
@@ -205,11 +226,12 @@ def _found_from(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(entry.get("reward"), str):
         entry["reward"] = found_from(entry["reward"], folder)
     if isinstance(entry.get("rewards"), list):
+        named = [{"use": each} if isinstance(each, str) else each for each in entry["rewards"]]
         entry["rewards"] = [
             {**each, "use": found_from(each["use"], folder)}
             if isinstance(each, dict) and isinstance(each.get("use"), str)
             else each
-            for each in entry["rewards"]
+            for each in named
         ]
     return entry
 

@@ -48,6 +48,17 @@ class VerifierConfig(ViewConfig, SamplerConfig):
         """Characters of the longest foreign completion: more than its tokens usually have."""
         return max(16_384, 8 * self.max_foreign_tokens)
 
+    def problems(self) -> Iterator[str]:
+        """As in the base class."""
+        wants_foreign = self.sampler.external and self.nats.swarm_url is not None and self.verifier.accepted_tasks != "any"
+        if wants_foreign and self.tasks and not any(spec.sandbox for spec in self.tasks):
+            yield (
+                f"sampler.external is {self.sampler.external}, but no group of another node is taken of a source with sandbox = "
+                "false, because its answers would reach your network, files and GPU: set sampler.external = 0, or add a source "
+                "whose reward runs in the sandbox"
+            )
+        yield from super().problems()
+
     def entries(self) -> Iterator[Entry]:
         """As in the base class."""
         for name in dict.fromkeys(

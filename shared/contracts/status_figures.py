@@ -93,6 +93,10 @@ class FigureFamily(StrEnum):
     """
     UNKNOWN_REWARDS = "unknown_rewards_{}"
     """Local answers whose reward is unknown, by cause; only of causes that occurred."""
+    LOCAL_ONLY = "local_only_{}"
+    """Task sources of which no group of another node is taken, by cause
+    (`shared.rewards.LocalOnly`); only of causes that there are.
+    """
     SENDERS = "senders_{}"
     """Senders from whom nothing is accepted, by cause."""
     SANDBOX_WITHOUT = "sandbox_without_{}"

@@ -73,9 +73,23 @@ def limit_further(memory_bytes: int) -> None:
     _lower(resource.RLIMIT_AS, memory_bytes)
 
 
-def limit_data(memory_bytes: int) -> None:
-    """Limit memory that files do not back, so that a mapped file counts for nothing."""
-    _lower(resource.RLIMIT_DATA, memory_bytes)
+def limit_data(memory_bytes: int, *, soft: bool = False) -> None:
+    """Limit memory that files do not back, so that a mapped file counts for nothing. soft: a
+    process that this one starts may lift it (`lift_data_limit`).
+    """
+    if soft:
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard), hard)
+        )
+    else:
+        _lower(resource.RLIMIT_DATA, memory_bytes)
+
+
+def lift_data_limit() -> None:
+    """Lift a soft limit of `limit_data`."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 class MappedMemory:

@@ -9,6 +9,7 @@ import json
 import math
 import string
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import date, time, timedelta
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -240,7 +241,9 @@ def _as_texts(row: Row, columns: Columns) -> TextRow:
 
 
 def _raw(value: Any) -> Any:
-    """The value as it was in the file, of what JSON can hold. Raises ValueProblem."""
+    """The value as it was in the file, of what JSON can hold; times as ISO text, and durations in
+    seconds. Raises ValueProblem.
+    """
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, Mapping):
@@ -253,6 +256,10 @@ def _raw(value: Any) -> Any:
         raise ValueProblem(value.why)
     if value is None or isinstance(value, bool | int | float):
         return value
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     raise ValueProblem(f"is a {type(value).__name__}, which a reward cannot be given: store it as text or number")
 
 

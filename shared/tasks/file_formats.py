@@ -51,7 +51,7 @@ _COUNTERS = re.compile(r"(?<![^\W_])[0-9a-f]{16,}(?![^\W_])|\d+(?:[\W_]*of[\W_]*
 """What tells the parts of one dataset apart in their names, in lower case: numbers (also
 `00000-of-00002`), and the hashes that older versions of `datasets` put behind them.
 """
-_ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
+ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
 """Files in folders of datasets that hold no rows."""
 _NAMES_TOLD = 5
 
@@ -178,7 +178,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _holds_rows(path: Path) -> bool:
-    return path.suffix in SUFFIXES and path.name not in _ABOUT and path.is_file()
+    return path.suffix in SUFFIXES and path.name not in ABOUT and path.is_file()
 
 
 def _proposed(folder: Path, names: Sequence[str]) -> str:

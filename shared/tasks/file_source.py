@@ -21,8 +21,9 @@ from shared.reward_files import columns_used
 from shared.suggestions import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
-from shared.tasks.file_formats import PACKED, FileSourceError, Row, data_files, place_in
+from shared.tasks.file_formats import PACKED, FileSourceError, Row, place_in
 from shared.tasks.file_rows import FileRows, RowsWriter, register_rows
+from shared.tasks.hub_files import source_files
 from shared.tasks.subprocess_reader import read_rows_in_subprocess
 from shared.text import error_text, visible
 
@@ -53,7 +54,7 @@ def load_rows(spec: TaskSpec) -> FileRows:
     Raises:
         FileSourceError: with a line for each mistake, which names the file, and the line or row.
     """
-    files = data_files(Path(spec.path))
+    files = source_files(spec.path, spec.revision)
     try:
         stats = [(str(file.absolute()), file.stat()) for file in files]
     except OSError as error:

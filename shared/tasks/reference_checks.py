@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shared.contracts.messages import TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.registry import DEFAULT_VERIFIER
 from shared.reward_files import has_rewards, is_judged, verifier_words
-from shared.rewards import Mark, differ
+from shared.rewards import LocalOnly, Mark, differ
 from shared.tasks.answers import CLOSING_TAG, OPENING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, dataset_size, derive_item, from_package
 from shared.tasks.evaluation import MANY, PassRules, pass_words
@@ -213,9 +213,6 @@ TIMEOUTS = 2
 """Calls that do not return in time, after which no further one is tried."""
 
 
-LOCAL_ONLY = "an answer alone earns otherwise than in a group, so groups of other nodes are not taken in"
-
-
 @dataclass(frozen=True, slots=True)
 class Tried:
     """Reward of one text. `detail`: why its reward is unknown. `refused`: the whole task is, by a
@@ -251,6 +248,8 @@ class Trial:
     a sender chooses: no group of another node is taken in."""
     group_failure: str = ""
     """What a call with a group raised or returned, where each answer alone has a reward."""
+    rows: Sequence[tuple[str, Tried]] = ()
+    """Of rows of another shape, the place and what the reward pays their own reference."""
 
     @property
     def built_in(self) -> bool:
@@ -271,8 +270,18 @@ class Trial:
         name = self.spec.file_name if self.spec.source == "file" else self.spec.dataset
         others = f"; another task's: {self.others[-1]}" if self.others else ""
         rule = f"; {self.no_pass}" if self.no_pass else ""
-        rule += f"; {LOCAL_ONLY}" if self.local_only else ""
+        if why := self.why_local_only:
+            rule += f"; no group of another node is taken, as {why.words}"
         return f"{name}, {verifier_words(self.spec.verifier)}: the reference earns {self.own}{others}{rule}"
+
+    @property
+    def why_local_only(self) -> LocalOnly | None:
+        """Why no group of another node is taken of the source; None if nothing is against it."""
+        if not self.spec.sandbox:
+            return LocalOnly.OUTSIDE_SANDBOX
+        if is_judged(self.spec.verifier):
+            return LocalOnly.JUDGED
+        return LocalOnly.GROUP_DEPENDENT if self.local_only else None
 
     @property
     def awaits_pass(self) -> bool:
@@ -298,13 +307,18 @@ class Trial:
                 if tried.refused and self.unusable:
                     return tried.detail
                 why = WHY.get(tried.mark, tried.detail)
-                where = "for a reference answer, in the sandbox (no network, no files)"
+                sandboxed = "in the sandbox (no network, no files)" if self.spec.sandbox else "outside the sandbox"
+                where = f"for a reference answer, {sandboxed}"
                 becomes = (
                     "" if self.built_in else ": in a run, the reward of every such answer is unknown and it counts for nothing"
                 )
                 if "ModuleNotFoundError" in tried.detail:
                     becomes += "; install the module in the environment that runs the node"
                 return f"{verifier_words(self.spec.verifier)} {why} {where}{becomes}"
+        for place, tried in self.rows:
+            if tried.mark in FAILURES:
+                told = WHY.get(tried.mark, tried.detail)
+                return f"{verifier_words(self.spec.verifier)} {told} for the reference of {place}, a row of another shape"
         if self.group_failure:
             return f"{verifier_words(self.spec.verifier)} {self.group_failure}: in a run it is called with groups"
         if self.others and not any(differ(self.own.reward or 0.0, tried.reward or 0.0) for tried in self.others):
@@ -363,7 +377,10 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         return trial  # each answer is judged by itself, and every further one costs a request
     if has_rewards(spec.verifier) and not trial.unusable:
         local_only, failure = await _in_a_group(pool, ref, [reference, *others[:OTHERS]])
-        trial = replace(trial, local_only=local_only, group_failure=failure)
+        shapes = {_shape(task): task for task in reversed(known)}
+        shapes.pop(_shape(known[0]))
+        rows = [(_place(task), await _scored(pool, rules, task.ref, task.answer or "")) for task in [*shapes.values()][-OTHERS:]]
+        trial = replace(trial, local_only=local_only, group_failure=failure, rows=rows)
     if own.reward is None or own.passed is not None or trial.unusable:
         return trial
     rewards = await _distinct_rewards(pool, spec, ref, [reference, *others[:OTHERS]])
@@ -371,6 +388,23 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         # What a trial says of a pass holds from the first evaluation on.
         rules.note(ref, rewards, [Mark.UNSAID] * len(rewards))
     return replace(trial, rewards=rewards)
+
+
+def _shape(task: Task) -> tuple[Any, ...]:
+    """What a reward may read otherwise than in another row: whether there are several messages, and
+    the columns with their types.
+    """
+    rows = find_rows(task.ref.dataset)
+    columns = {} if rows is None else rows.given_columns(task.ref.index, task.text)
+    return len(task.prompt) > 1, *((name, type(columns[name]).__name__) for name in sorted(columns))
+
+
+def _place(task: Task) -> str:
+    rows = find_rows(task.ref.dataset)
+    if rows is None or rows.places is None:
+        return f"task {task.ref.index}"
+    file, number = rows.places.of(task.ref.index)
+    return place_in(file, number)
 
 
 def _is_settled(found: Sequence[Tried], is_file: bool) -> bool:

@@ -245,7 +245,7 @@ class RewardFunction:
             given: dict[str, Any] = {"answer": text, "reference": item.task.answer}
         else:
             columns = columns_of(item)
-            extra = columns.get("extra_info")
+            extra = columns.get("extra_info") or {}  # as verl's own loop hands it over where rows have none
             source = str(columns.get("data_source", item.task.ref.dataset))
             given = {"data_source": source, "solution_str": text, "ground_truth": ground_truth(item), "extra_info": extra}
             if not self.signature.takes_more:
@@ -387,6 +387,22 @@ def _note_nothing(*_: Any, **__: Any) -> None:
 # closed all files.
 
 
+_outside = False
+
+
+def leave_sandbox() -> None:
+    """Say that this process is outside the sandbox: an `async` reward gets a loop with sockets."""
+    global _outside
+    _outside = True
+
+
+def where_called() -> str:
+    """Name the surroundings of a reward, for messages about one that fails."""
+    return (
+        "outside the sandbox" if _outside else "in the sandbox (no network, no files; `sandbox = false` of [[tasks]] allows both)"
+    )
+
+
 class _Loop(asyncio.SelectorEventLoop):
     def _make_self_pipe(self) -> None:
         self._ssock = self._csock = None
@@ -397,7 +413,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 @lru_cache(maxsize=1)
 def _loop() -> asyncio.AbstractEventLoop:
-    return _Loop(selectors.PollSelector())
+    return asyncio.new_event_loop() if _outside else _Loop(selectors.PollSelector())
 
 
 async def _awaited(returned: Awaitable[Any]) -> Any:
@@ -455,11 +471,7 @@ def _loaded(file: str) -> dict[str, Any]:
     module.__file__ = file
     linecache.cache[file] = (len(first.text), None, first.text.splitlines(keepends=True), file)
     remedy = "correct it; a package that it needs must be installed where Swarm is"
-    with plugin_errors(
-        lambda why: TaskError(
-            "task_verifier", f"{file}: it cannot be imported in the sandbox (no network, no files): {why}: {remedy}"
-        )
-    ):
+    with plugin_errors(lambda why: TaskError("task_verifier", f"{file}: it cannot be imported {where_called()}: {why}: {remedy}")):
         sys.modules[name] = module
         exec(compile(first.text, file, "exec"), module.__dict__)
     return module.__dict__

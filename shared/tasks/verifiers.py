@@ -18,7 +18,7 @@ from shared.contracts.messages import Task
 from shared.contracts.wire import MAX_REWARD
 from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS, failure, plugin_errors
 from shared.reward_files import Replies, Requests, has_rewards, is_judged
-from shared.rewards import Mark
+from shared.rewards import LocalOnly, Mark
 from shared.tasks.answers import MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item, from_package
 from shared.tasks.reward_calls import Rewards, Scored, Word, read_reward
@@ -78,20 +78,31 @@ class VerifierChoice:
         """
         self._exact = {(spec.dataset, spec.canonical_config): spec for spec in reversed(specs)}
         self._by_dataset = {spec.dataset: spec for spec in reversed(specs)}
-        self.names = sorted({DEFAULT_VERIFIER, *(spec.verifier for spec in specs)})
+        self.names = sorted({DEFAULT_VERIFIER, *(spec.verifier for spec in specs if spec.sandbox)})
+        self.names_outside = sorted({spec.verifier for spec in specs if not spec.sandbox})
+        """Those that run outside the sandbox."""
 
     def name_for(self, ref: TaskRef) -> str:
         """The verifier's name; reasoning_gym for a dataset that is not among the sources."""
         spec = self.spec_for(ref)
         return spec.verifier if spec else DEFAULT_VERIFIER
 
+    def is_outside(self, ref: TaskRef) -> bool:
+        """Check whether the task is scored outside the sandbox."""
+        spec = self.spec_for(ref)
+        return spec is not None and not spec.sandbox
+
     @property
-    def scored_locally(self) -> frozenset[str]:
-        """Datasets whose groups are taken from no other node, with the verifier that they have."""
-        others = (name for name, spec in self._by_dataset.items() if spec.verifier != DEFAULT_VERIFIER)
-        # A stranger's group would cost this node its judge's time and money.
+    def local_only(self) -> dict[str, LocalOnly]:
+        """Datasets whose groups are taken from no other node with the verifier that they have, and
+        why. `shared.tasks.reference_checks.try_rewards` finds those whose reward depends on a
+        group.
+        """
+        others = {name for name, spec in self._by_dataset.items() if spec.verifier != DEFAULT_VERIFIER}
+        outside = {spec.dataset for spec in self._exact.values() if not spec.sandbox}
         judged = {spec.dataset for spec in self._exact.values() if is_judged(spec.verifier)}
-        return SCORED_LOCALLY.difference(others) | judged
+        found = dict.fromkeys(SCORED_LOCALLY - others, LocalOnly.SCORER) | dict.fromkeys(judged, LocalOnly.JUDGED)
+        return found | dict.fromkeys(outside, LocalOnly.OUTSIDE_SANDBOX)
 
     def spec_for(self, ref: TaskRef) -> TaskSpec | None:
         """The source whose verifier scores the task; None if its dataset is not among them."""

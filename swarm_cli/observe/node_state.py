@@ -28,7 +28,7 @@ from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.text import visible
 from shared.transport.base import ConsumerState, StreamState, bucket_stream
-from swarm_cli.observe.run_files import ALIKE_KINDS, NO_PASS_SHOWN, Comparison, Evaluation, alike_words, compared
+from swarm_cli.observe.run_files import ALIKE_KINDS, NO_PASS_SHOWN, Comparison, Evaluation, alike_words, compared, local_only_words
 
 LOADING_S = 600.0
 """How long a process of a node that was just started may load before it counts as silent."""
@@ -520,8 +520,8 @@ class NodeState:
 
     @property
     def reward_notes(self) -> list[str]:
-        """Sentences about unknown rewards, about sources without a pass, and about a base policy
-        that the newest score cannot be compared with.
+        """Sentences about unknown rewards, sources that are local only or without a pass, and a
+        base policy that the newest score cannot be compared with.
         """
         told = ", ".join(f"{count:,} {cause}" for cause, count in self.unknown_rewards.items())
         notes = [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
@@ -534,6 +534,7 @@ class NodeState:
         elif newest is not None and newest.unknown:
             of = f"{newest.n:,} of {newest.n + newest.unknown:,} held-out answers"
             notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
+        notes += [words for verifier in self.alive("verifier")[:1] for words in local_only_words(verifier.figures)]
         if trainer := self.alive("trainer"):
             figures = trainer[0].figures
             if former := figures.get(StatusFigure.FORMER_REWARDS):

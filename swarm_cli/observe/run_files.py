@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from shared.contracts.control import EvalReport, TaskScore, incomparable
+from shared.contracts.status_figures import FigureFamily
 from shared.plain_files import NO_FILE, read_plain_end
+from shared.rewards import LocalOnly
 from shared.run_records import (
     EVAL_FILE,
     EVAL_SETS_FILE,
@@ -391,6 +393,16 @@ def alike_words(alike: Mapping[str, float], node: str) -> str:
     longer = "raise generator.max_new_tokens, or ask for shorter answers" if alike["cut_off"] >= 0.5 and not flat["right"] else ""
     remedy = longer or remedies[max(flat, key=flat.__getitem__)]
     return f"of the last {groups:,.0f} groups, {told}{cut_off}, which teaches nothing: {remedy}"
+
+
+def local_only_words(figures: Mapping[str, float]) -> list[str]:
+    """Sentences about sources of which no foreign group is taken, from a verifier's figures."""
+    numbers = {why: figures.get(FigureFamily.LOCAL_ONLY.of(why), 0.0) for why in LocalOnly}
+    return [
+        f"{number:,.0f} {'source is' if number == 1 else 'sources are'} local only (no group of another node is taken): {why.words}"
+        for why, number in numbers.items()
+        if number
+    ]
 
 
 def alike_of_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -318,7 +318,7 @@ def test_no_foreign_group_is_taken_of_a_dataset_that_is_scored_locally_and_nobod
             assert isinstance(refused, Refused)
             assert (refused.reason, refused.blamed) == (Refusal.TASK_NOT_ALLOWED, None)
     own = TaskSpec(dataset="simple_integration", verifier="exact")
-    assert BorderRules.of(NodeConfig(tasks=[own]), "any").scored_locally == SCORED_LOCALLY - {own.dataset}
+    assert BorderRules.of(NodeConfig(tasks=[own]), "any").local_only.keys() == SCORED_LOCALLY - {own.dataset}
 
 
 def test_accept_any_takes_no_task_of_a_package_that_this_node_does_not_name(

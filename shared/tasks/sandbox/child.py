@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shared.config.task_sections import TaskSpec
 
 START_TIMEOUT_S = 60.0
+OUTSIDE_START_TIMEOUT_S = 600.0
+"""Outside the sandbox a reward may load a model where its file is imported."""
 POLLS_PER_TIMEOUT = 5
 CHUNK_BYTES = 2**20
 MAX_GROWTH_BYTES = 256 * 2**20
@@ -54,9 +56,12 @@ such a verifier import it.
 """
 
 
-def _environment() -> dict[str, str]:
-    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+def _environment(*, outside: bool) -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in (os.environ if outside else _PASSED_ON) if name in os.environ}
     passed_on["PYTHONPATH"] = path_from_elsewhere(passed_on.get("PYTHONPATH", ""))
+    if outside:
+        passed_on.pop("PYTHONSAFEPATH", None)  # it begins in the folder of this code
+        return passed_on | {"PYTHONHASHSEED": "0"}
     return _ENVIRONMENT | passed_on
 
 
@@ -76,10 +81,13 @@ class WorkerLost(Exception):
 class Child:
     """A running worker. After `WorkerLost` it is dead, and a new one must be started."""
 
-    def __init__(self, process: asyncio.subprocess.Process, progress: Progress, answer_timeout_s: float) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, progress: Progress, answer_timeout_s: float, *, outside: bool = False
+    ) -> None:
         self._process = process
         self._progress = progress
         self._answer_timeout_s = answer_timeout_s
+        self._outside = outside
         self._received = bytearray()
         self._ready_bytes = 0
         self._closed = False
@@ -98,6 +106,7 @@ class Child:
         module: str = WORKER,
         own_sources: Sequence[Sequence[str]] = (),
         reward_files: Sequence[Any] = (),
+        outside: bool = False,
     ) -> Child:
         """Start a worker and wait until it can take work. It imports `verifiers` and
         the task `sources` of installed packages at once.
@@ -105,35 +114,34 @@ class Child:
         `rows`: of files; it inherits them as open files, so that it needs no right to open any.
         `module`: the code to run, with `answer_timeout_s` as its third argument. `own_sources`: as
         `[dataset, config, verifier]`, and `reward_files` (`to_hold`), are sent to it before it is
-        ready.
+        ready. `outside`: of the sandbox: it keeps this process's environment, folder and rights.
 
         Raises:
-            WorkerLost: it exited or did not report within `START_TIMEOUT_S`; the reason is on
-                standard error.
+            WorkerLost: it exited or did not report in time; the reason is on standard error.
         """
         with tempfile.TemporaryFile() as file:
             file.truncate(PROGRESS_BYTES)
             progress = Progress(file.fileno())
-            told = [str(file.fileno()), str(memory_bytes), str(answer_timeout_s), inheritance(rows)]
+            told = [str(file.fileno()), "outside" if outside else str(memory_bytes), str(answer_timeout_s), inheritance(rows)]
             arguments = [*told, *verifiers, "--", *sources]
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-s",
+                *([] if outside else ["-s"]),
                 "-m",
                 module,
                 *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=CHUNK_BYTES,
-                env=_environment(),
+                env=_environment(outside=outside),
                 cwd=Path(shared.__file__).parent.parent,
                 pass_fds=[file.fileno(), *(each.descriptor for each in rows)],
                 start_new_session=True,
             )
-        child = cls(process, progress, answer_timeout_s)
-        child.send([[*own_sources], [*reward_files]])
+        child = cls(process, progress, answer_timeout_s, outside=outside)
+        child.send([[*own_sources], [*reward_files], os.getcwd()])
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(OUTSIDE_START_TIMEOUT_S if outside else START_TIMEOUT_S):
                 ready = await child._read_frame()
         except (TimeoutError, EOFError, OSError) as error:
             await child.kill()
@@ -228,10 +236,12 @@ class Child:
 
     @property
     def has_grown(self) -> bool:
-        return self.resident_bytes() > self._ready_bytes + MAX_GROWTH_BYTES
+        return not self._outside and self.resident_bytes() > self._ready_bytes + MAX_GROWTH_BYTES
 
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
+            if self._outside and self.running:
+                os.killpg(self.pid, signal.SIGKILL)  # with the processes that a reward has started
             self._process.kill()
         await self._process.wait()
         if not self._closed:
@@ -295,11 +305,11 @@ class Processes:
         self._answer_timeout_s = answer_timeout_s
         self._foreign_group_s = foreign_group_s
         self._memory_bytes = memory_bytes
-        self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks]
+        self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks if spec.sandbox]
         self._installed = sorted({spec.dataset for spec in tasks if from_package(spec.dataset)})
         self._rows = find_all_rows(spec.dataset for spec in tasks)
         self._verifiers = verifiers
-        self._reward_files = to_hold(verifiers.names)
+        self._reward_files, self._files_outside = to_hold(verifiers.names), to_hold(verifiers.names_outside)
         self._children: set[Child] = set()
         """All that were started and have not been seen to end. Kept here because the task that was
         to end one may have been cancelled before it could.
@@ -313,6 +323,14 @@ class Processes:
         """
         return await self._started(WORKER, self._answer_timeout_s)
 
+    async def outside(self) -> Child:
+        """Start a process for local groups whose reward runs outside the sandbox.
+
+        Raises:
+            SandboxError: it does not start.
+        """
+        return await self._started(WORKER, self._answer_timeout_s, outside=True)
+
     async def forker(self) -> Child:
         """Start a process for foreign groups.
 
@@ -325,7 +343,7 @@ class Processes:
         await asyncio.gather(*(child.kill() for child in self._children))
         self._children.clear()
 
-    async def _started(self, module: str, timeout_s: float) -> Child:
+    async def _started(self, module: str, timeout_s: float, *, outside: bool = False) -> Child:
         """Tries `START_ATTEMPTS` times, because a machine that is briefly short of memory may kill
         a starting process. Children that have ended are also removed here, so that their number
         does not grow.
@@ -336,12 +354,13 @@ class Processes:
                 child = await Child.start(
                     memory_bytes=self._memory_bytes,
                     answer_timeout_s=timeout_s,
-                    verifiers=self._verifiers.names,
+                    verifiers=self._verifiers.names_outside if outside else self._verifiers.names,
                     sources=self._installed,
                     rows=self._rows,
                     module=module,
                     own_sources=self._sources,
-                    reward_files=self._reward_files,
+                    reward_files=self._files_outside if outside else self._reward_files,
+                    outside=outside,
                 )
                 self._children = {known for known in self._children if known.running} | {child}
                 return child

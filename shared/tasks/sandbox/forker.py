@@ -110,7 +110,7 @@ def main() -> None:
     mapped = MappedMemory()
     missing = confine(memory_bytes, forking=True)
     requests, results = take_standard_streams()
-    own_sources, reward_files = read_frame(requests) or ([], [])
+    own_sources, reward_files, _ = read_frame(requests) or ([], [], "")
     import_everything(*named_imports(sys.argv[5:]), reward_files)
     _warm(own_sources)
     missing |= forbid_system_calls(forking=True)

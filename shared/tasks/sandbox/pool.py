@@ -1,9 +1,10 @@
 """The parent's side of the sandbox: sends jobs to workers and returns their results in order.
 
 Local and foreign groups never share a process: local groups go to workers (`local`), foreign ones
-to a separate lane (`foreign`). Where a reward asks a judge, the pool asks it between two jobs: one
-that writes the requests, and one that reads the replies. A job fails for one of the reasons of
-`TaskError`, for `task_mismatch`, or for `scoring_timeout`.
+to a separate lane (`foreign`), and local groups of a source with `sandbox = false` to one process
+outside the sandbox (`outside`), which no foreign text reaches. Where a reward asks a judge, the
+pool asks it between two jobs: one that writes the requests, and one that reads the replies. A job
+fails for one of the reasons of `TaskError`, for `task_mismatch`, or for `scoring_timeout`.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class ScorerPool:
             verifiers=self._verifiers,
         )
         self._local = LocalLane(self._processes.worker, self._fail_waiting)
+        self._outside = LocalLane(self._processes.outside, self._fail_waiting)
         self._foreign = ForeignLane(foreign_group_s, self._processes.forker, newcomer_share)
         self.missing: dict[str, str] = {}
         """Protections that the system did not give the workers, by name (`confinement`),
@@ -82,7 +84,7 @@ class ScorerPool:
     @property
     def replaced(self) -> int:
         """Number of workers that were killed, died, or had grown too large, and were replaced."""
-        return self._local.replaced + self._foreign.replaced
+        return self._local.replaced + self._outside.replaced + self._foreign.replaced
 
     async def start(self) -> None:
         """Start the workers and wait until they can take the first batch.
@@ -97,7 +99,9 @@ class ScorerPool:
                 self._judges = {settings: Judge(settings) for settings in self._judge_settings}
             except FatalError as error:
                 raise SandboxError(str(error)) from None
-        kinds = [self._processes.worker] * self._workers + [self._processes.forker] * self._foreign_workers
+        # One outside: a model on a GPU is loaded once.
+        outside = [self._processes.outside] if self._verifiers.names_outside else []
+        kinds = [self._processes.worker] * self._workers + outside + [self._processes.forker] * self._foreign_workers
         starting = [asyncio.create_task(start()) for start in kinds]
         try:
             started = await asyncio.gather(*starting)
@@ -110,11 +114,12 @@ class ScorerPool:
         for child in started:
             self.missing |= child.missing
         self._local.begin(started[: self._workers])
-        self._foreign.begin(started[self._workers :])
+        self._outside.begin(started[self._workers :][: len(outside)])
+        self._foreign.begin(started[self._workers + len(outside) :])
 
     async def close(self) -> None:
         """Kill the workers. Jobs that still wait fail with SandboxError."""
-        await cancel_and_wait(*self._local.runners, *self._foreign.runners, again_s=_KILLED_S)
+        await cancel_and_wait(*self._local.runners, *self._outside.runners, *self._foreign.runners, again_s=_KILLED_S)
         await self._processes.kill()
         for judge in self._judges.values():
             await judge.close()
@@ -177,13 +182,21 @@ class ScorerPool:
             if len(job.texts) > MAX_ANSWERS:
                 raise ValueError(f"{len(job.texts)} answers to one task: {MAX_ANSWERS} at most")
             entry = Entry(job, name_for(job.ref), request, place)
+            is_outside = self._verifiers.is_outside(job.ref)
             if job.sender is not None:
+                if is_outside:
+                    raise ValueError(f"{job.ref.dataset}: a group of another node is never scored outside the sandbox")
                 if not self._foreign.running:
                     raise SandboxError("no process for foreign groups runs (verifier.foreign_workers)")
                 self._foreign.offer(entry)
+            elif is_outside:
+                if not self._outside.running:
+                    raise SandboxError("the process of a reward with sandbox = false does not start again")
+                self._outside.offer(entry)
             else:
                 self._local.offer(entry)
-        self._local.dispatch_soon()
+        for lane in (self._local, self._outside):
+            lane.dispatch_soon()
         await request.done
         results = [result for result in request.results if result is not None]
         if not any(result.requests for result in results):
@@ -230,6 +243,7 @@ class ScorerPool:
 
     def _fail_waiting(self, error: SandboxError) -> None:
         self._local.fail_waiting(error)
+        self._outside.fail_waiting(error)
         self._foreign.fail_waiting(error)
 
 

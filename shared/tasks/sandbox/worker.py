@@ -1,7 +1,8 @@
 """A worker process, started only by `child`.
 
 `python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S ROWS [VERIFIER...] --
-[SOURCE...]`, with ROWS in the format of `inheritance`.
+[SOURCE...]`, with ROWS in the format of `inheritance`. With `outside` in the place of MEMORY_BYTES
+it gives up nothing, for rewards that need the network, files or a GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gc
 import logging
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -21,10 +23,11 @@ import numpy as np
 from shared.contracts.messages import TaskRef
 from shared.importing import without_collection
 from shared.reward_files import hold
-from shared.runtime.process_limits import CpuAllowance
+from shared.runtime.process_limits import CpuAllowance, end_with_parent, lift_data_limit
 from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_sources
 from shared.tasks.file_rows import register_inherited_rows
 from shared.tasks.prompt import content
+from shared.tasks.reward_calls import leave_sandbox
 from shared.tasks.sandbox.confinement import confine, forbid_system_calls
 from shared.tasks.sandbox.protocol import (
     MAX_DETAIL_CHARS,
@@ -46,14 +49,22 @@ def main() -> None:
     """Serve batches until the parent closes the pipe."""
     progress = Progress(int(sys.argv[1]))
     progress.rest()
-    # The rows of files are in memory that all processes share, in addition to what a worker may
-    # use.
-    missing = confine(int(sys.argv[2]) + register_inherited_rows(sys.argv[4]))
-    allowance = CpuAllowance(float(sys.argv[3]))
+    outside, mapped_bytes = sys.argv[2] == "outside", register_inherited_rows(sys.argv[4])
+    if outside:
+        end_with_parent(signal.SIGKILL)
+        lift_data_limit()
+        leave_sandbox()
+        missing, allowance = {}, None
+    else:
+        # The rows of files are in memory that all processes share, in addition to what a worker may
+        # use.
+        missing, allowance = confine(int(sys.argv[2]) + mapped_bytes), CpuAllowance(float(sys.argv[3]))
     requests, results = take_standard_streams()
-    _, reward_files = read_frame(requests) or ([], [])
+    _, reward_files, folder = read_frame(requests) or ([], [], os.curdir)
+    if outside:
+        os.chdir(folder)
     import_everything(*named_imports(sys.argv[5:]), reward_files)
-    missing |= forbid_system_calls()
+    missing |= {} if outside else forbid_system_calls()
     results.write(pack_frame([READY, missing]))
     results.flush()
     _serve(requests, results, progress, allowance)
@@ -82,7 +93,7 @@ def import_everything(verifiers: Sequence[str], sources: Sequence[str], reward_f
     gc.set_threshold(GC_THRESHOLD)
 
 
-def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance: CpuAllowance) -> None:
+def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance: CpuAllowance | None) -> None:
     number = 0
     while (jobs := read_frame(requests)) is not None:
         finished: list[list[Any]] = []
@@ -99,7 +110,8 @@ def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance:
                 _send(results, finished)
                 finished = []
                 flushed_s = now_s
-            allowance.extend(1 + len(job[6]), now_s)
+            if allowance is not None:
+                allowance.extend(1 + len(job[6]), now_s)
             finished.append(_result(job, base, progress.word))
             number += 1
         progress.rest()
