@@ -34,6 +34,8 @@ class WeightedReward(Section):
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
         """A text is the name, with weight 1."""
+        if not isinstance(value, str | dict | WeightedReward):
+            raise ValueError(f'{str(value)[:40]!r} names no reward: write "rewards.py:accuracy" or {{use = ..., weight = ...}}')
         return {"use": value} if isinstance(value, str) else value
 
 
