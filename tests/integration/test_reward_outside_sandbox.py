@@ -120,7 +120,7 @@ def test_it_runs_in_a_process_of_its_own_in_the_folder_of_the_node(folder: Path,
 
 
 @pytest.mark.slow
-def test_a_call_that_hangs_is_killed_with_its_processes_and_costs_only_its_own_group(folder: Path) -> None:
+def test_a_call_that_hangs_is_killed_with_its_processes_and_costs_only_its_group(folder: Path) -> None:
     spec = source(folder, "hangs")
     started_s = time.monotonic()
     hung, other = results(spec, ["3", "hang"], ["3", "4"], timeout_s=2.0)
@@ -156,7 +156,7 @@ def test_no_group_of_another_node_reaches_it(folder: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_node_trains_on_its_own_groups_of_such_a_source_and_takes_none_of_others(
+async def test_a_node_trains_on_local_groups_of_such_a_source_and_takes_none_of_others(
     nats_server: MakeServer, folder: Path, tmp_path: Path
 ) -> None:
     url, nodes = nats_server().url, {}
