@@ -166,7 +166,7 @@ def bank(policy: Policy, size: int) -> Bank:
             scored_by="alpha",
             score_seconds=0.0,
             scored_at=time.time(),
-            share=group.node,
+            account=group.node,
         )
         known.append(scored)
 

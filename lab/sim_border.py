@@ -150,7 +150,7 @@ class SimBorder:
             if message.sender != self._node:
                 claimed = self._border.sender(message.sender, now_s)
                 waiting = (self._seq, message)
-                lost = self._queue.offer(claimed.share, waiting, len(message.payload), now_s - round_s, claimed.earned)
+                lost = self._queue.offer(claimed.account, waiting, len(message.payload), now_s - round_s, claimed.earned)
                 refused["flood"] += len(lost)
         slices = max(1, round(round_s / _SLICE_S))
         for number in range(slices + 1):
@@ -193,6 +193,6 @@ class SimBorder:
             scored_by=self._node,
             score_seconds=0.0,
             scored_at=now_s,
-            share=signer.share,
+            account=signer.account,
             established=signer.established,
         )

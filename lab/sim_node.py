@@ -20,10 +20,10 @@ from services.generator.engines.base import Sample, SamplingParams
 from services.generator.groups import rollout_group
 from services.generator.ledger import draws_allowed
 from services.generator.tasks import PromptedTask
-from services.sampler.assembly import Assembly, BatchPlan, compose, groups_wanted, taken_of
-from services.sampler.memory import SamplerMemory, limits_of
+from services.sampler.assembly import Assembly, BatchPlan, compose, foreign_use, groups_wanted
+from services.sampler.composition import Composition, HeldOutResult, after_batch, next_composition, reconciled
+from services.sampler.memory import SamplerMemory, memory_limits
 from services.sampler.pool import knowledge_of
-from services.sampler.share_controller import Evaluation, Shares, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
 from services.verifier.rewards import foreign_rewards
 from services.verifier.swarm_reader import MARGIN
@@ -65,23 +65,23 @@ class SimNode:
         settings = config.sampler.model_copy(update={"shortage_wait_s": 0.0})
         self._sharing = reconciled(None, config.sampler)
         self._assembly = Assembly(settings, node=config.node.id, seed=config.node.seed)
-        self._memory = SamplerMemory(limits_of(config.sampler), strategy_named(settings.strategy).keeps)
+        self._memory = SamplerMemory(memory_limits(config.sampler), strategy_named(settings.strategy).keeps)
         self._payloads: dict[int, ScoredGroup] = {}
         self._seq = 0
         self._next_draw = 0
         self.version = 0
-        self.evaluation: Evaluation | None = None
+        self.evaluation: HeldOutResult | None = None
 
     @property
-    def shares(self) -> Shares:
+    def composition(self) -> Composition:
         """I and J of the next batch."""
-        return next_shares(self._sharing, self.config.sampler)
+        return next_composition(self._sharing, self.config.sampler)
 
     def draws_allowed(self) -> int:
         """How many task draws admission allows now."""
         return draws_allowed(
             TaskLedger(next_draw=self._next_draw),
-            groups_per_step=self.shares.local,
+            groups_per_step=self.composition.local,
             max_staleness=self.config.sampler.max_staleness,
             consumed_local=self._memory.consumed_local,
             dropped_local=self._memory.dropped_local,
@@ -118,7 +118,7 @@ class SimNode:
         sampler = self.config.sampler
         knowledge = knowledge_of(self._memory.own)
         strategy = strategy_named(sampler.strategy)
-        groups = groups_wanted(self._memory.external, self.shares, sampler, strategy, now_s, knowledge)
+        groups = groups_wanted(self._memory.external, self.composition, sampler, strategy, now_s, knowledge)
         foreign = [number for number, message in enumerate(messages) if message.sender != self.name]
         most = min(len(foreign), math.ceil(groups * MARGIN))
         return [messages[number] for number in sorted(Random(seed).sample(foreign, most))]
@@ -149,12 +149,12 @@ class SimNode:
             now_s,
             self._memory.heard_of,
             knowledge_of(self._memory.own),
-            self.shares,
+            self.composition,
             self._memory.replayable,
         )
         if not isinstance(plan, BatchPlan):
             return None
-        self._sharing = after_batch(self._sharing, self.config.sampler, self._memory.own, taken_of(plan, now_s), self.evaluation)
+        self._sharing = after_batch(self._sharing, self.config.sampler, self._memory.own, foreign_use(plan, now_s), self.evaluation)
         chosen = (*plan.local, *plan.external)
         payloads = {entry.seq: self._payloads[entry.seq] for entry in (*chosen, *plan.replayed)}
         state = self._memory.take(chosen, plan.aged, self._sharing, plan.mastered)

@@ -22,7 +22,7 @@ from lab.sim_node import LocalGroup, SimNode, call_seed
 from lab.step_record import simulated_part, trained_part
 from lab.task_desk import Shared, TaskDesk
 from services.generator.engines.base import SamplingParams
-from services.sampler.share_controller import Evaluation
+from services.sampler.composition import HeldOutResult
 from services.verifier.sharing import is_shared
 from shared.contracts.messages import Batch
 from shared.seeds import generator_from
@@ -87,7 +87,7 @@ class Simulation:
             for group in own[node.name]:
                 node.take_own(group, now_s)
             refused[node.name] = Counter()
-            if node.shares.external:
+            if node.composition.external:
                 read = node.read(messages, call_seed(f"read {node.name}", self.run_plan.seed, number), now_s + 1.0)
                 accepted, refused[node.name] = node.border.admit(read, now_s + 1.0, self.run_plan.round_s)
                 node.take_foreign(accepted)
@@ -122,7 +122,7 @@ class Simulation:
 
     def _shared_by(self, node: SimNode, own: Sequence[LocalGroup], number: int) -> list[SwarmMessage]:
         """The messages in which a node shares the groups that it made this round."""
-        if not any(each.shares.external for each in self.honest):
+        if not any(each.composition.external for each in self.honest):
             return []
         if node.role != "honest":
             return self._hostile.messages(node, own, number)
@@ -164,7 +164,7 @@ class Simulation:
                 created_at=START_S + number * self.run_plan.round_s,
                 seconds=0.0,
             )
-            node.evaluation = Evaluation.of(report)
+            node.evaluation = HeldOutResult.of(report)
             records.write(
                 "eval",
                 round=number,

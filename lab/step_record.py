@@ -28,8 +28,7 @@ def trained_part(line: Mapping[str, Any]) -> dict[str, Any]:
     trained_reward: metric (a), the mean reward of every completion in the batch, zero advantage
     included; a trainer gives means by origin, so they are weighted by their numbers of groups.
     staleness: optimizer steps, mean over local groups. *_replayed, replayed_reward: figures of
-    replayed groups, if there are any; no figure of local groups includes them. capability: the
-    factor on foreign advantages, by node, for nodes about which enough is known.
+    replayed groups, if there are any; no figure of local groups includes them.
     """
     replayed, replayed_reward = line.get("groups_replayed", 0), line.get("reward_replayed")
     parts = [
@@ -42,7 +41,6 @@ def trained_part(line: Mapping[str, Any]) -> dict[str, Any]:
     rare = {
         "absurd": "answers_absurd",
         "bounded": "groups_bounded",
-        "capability": "capability_of",
         "mastered": "mastered_of",
         "skipped": "skipped",
     }

@@ -23,7 +23,7 @@ _LOOKING = (
 _MAX_BYTES = 8 * 2**20
 
 
-class Verdict(Enum):
+class Requester(Enum):
     """Who made a request."""
 
     LOOKED = "looked"
@@ -36,7 +36,7 @@ class Verdict(Enum):
     """None of these: somebody reached JetStream's API in a way that should not exist."""
 
 
-class Client(msgspec.Struct, frozen=True):
+class AdvisoryClient(msgspec.Struct, frozen=True):
     """Who made the request, as far as the server says."""
 
     acc: str = ""
@@ -45,33 +45,33 @@ class Client(msgspec.Struct, frozen=True):
     user: str = ""
 
 
-class Request(msgspec.Struct, frozen=True):
+class ApiRequest(msgspec.Struct, frozen=True):
     """A request to JetStream's API."""
 
     subject: str
-    client: Client = Client()
+    client: AdvisoryClient = AdvisoryClient()
 
 
-def parse(payload: bytes) -> Request | None:
+def parse(payload: bytes) -> ApiRequest | None:
     """The request in an advisory; None if `payload` is not an advisory."""
     try:
-        return msgspec.json.decode(payload, type=Request) if len(payload) <= _MAX_BYTES else None
+        return msgspec.json.decode(payload, type=ApiRequest) if len(payload) <= _MAX_BYTES else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
-def judge(account: str, request: Request) -> Verdict:
+def judge(account: str, request: ApiRequest) -> Requester:
     """Who made a request in `account`, the account that holds the streams."""
     verb = request.subject.partition(".API.")[2]
     if verb.startswith(_LOOKING):
-        return Verdict.LOOKED
+        return Requester.LOOKED
     client = request.client
     if client.kind == "Client" and client.acc == account and not client.svc:
-        return Verdict.OPERATOR
+        return Requester.OPERATOR
     permissions = permissions_of(account, client.acc)
     if permissions is not None and f"$JS.API.{verb}" in permissions.publish:
-        return Verdict.USUAL
-    return Verdict.UNEXPECTED
+        return Requester.USUAL
+    return Requester.UNEXPECTED
 
 
 def permissions_of(account: str, guest: str) -> Permissions | None:

@@ -23,7 +23,7 @@ groups, and for J foreign ones.
   otherwise one node's flood would make the trainer wait for the slowest of the others. It has fewer
   foreign groups, or local ones instead if the policy is `fill_local`.
 
-If I and J move (`share_controller`), a batch prefers local groups that no later batch may take to
+If I and J move (`composition`), a batch prefers local groups that no later batch may take to
 foreign ones, even beyond I: when I has just become smaller, the generator has started groups that
 the next batches could not use in time.
 
@@ -43,9 +43,9 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Literal
 
+from services.sampler.composition import Composition, ForeignUse, moves, next_composition
 from services.sampler.memory import SamplerMemory, replayed
 from services.sampler.pool import Knowledge, PoolEntry
-from services.sampler.share_controller import Shares, Taken, moves, next_shares
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import Strategy, available, candidates, drawn, local_order, node_cap, part_of, weights_of
 from shared.config.sampler_section import SamplerSection
@@ -59,7 +59,7 @@ from shared.transport.base import TooLarge
 
 
 def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
-    """The shares of which no entry was accepted from an established node."""
+    """The accounts of which no entry was accepted from an established node."""
     return frozenset(entry.node for entry in entries) - {entry.node for entry in entries if entry.established}
 
 
@@ -139,7 +139,7 @@ class BatchPlan:
     node_cap: int
     """Largest number of foreign groups that one node may have in this batch."""
     strategy: str
-    shares: Shares
+    composition: Composition
     """The I and J with which it was built. Local groups added because they would otherwise become
     too stale are included in I.
     """
@@ -155,16 +155,21 @@ class BatchPlan:
 
 
 def groups_wanted(
-    external: Iterable[PoolEntry], shares: Shares, settings: SamplerSection, strategy: Strategy, now: float, knowledge: Knowledge
+    external: Iterable[PoolEntry],
+    composition: Composition,
+    settings: SamplerSection,
+    strategy: Strategy,
+    now: float,
+    knowledge: Knowledge,
 ) -> int:
     """Return how many foreign groups the next two batches lack, in steps of J, so that not every
     group that arrives changes it. Where J may rise, that is one more, because J rises only where
     groups are left over: even a node whose J is 0 then looks at one group now and then.
 
     external: entries that the strategy keeps; those that will soon be too old or of a mastered
-    source do not count. shares: J of the next batch.
+    source do not count. composition: J of the next batch.
     """
-    most, spare = shares.external, int(moves(settings) and shares.external < settings.external)
+    most, spare = composition.external, int(moves(settings) and composition.external < settings.external)
     if not most + spare:
         return 0
     per_batch = most if strategy.prefers is None else math.ceil(most * settings.oversample)
@@ -201,7 +206,7 @@ class Assembly:
         now: float,
         heard_of: Mapping[str, float] = MappingProxyType({}),
         knowledge: Knowledge = _NOTHING_KNOWN,
-        shares: Shares | None = None,
+        composition: Composition | None = None,
         replayable: Iterable[PoolEntry] = (),
     ) -> Wait | BatchPlan:
         """Wait, or build batch `number`.
@@ -216,35 +221,35 @@ class Assembly:
             heard_of: Other nodes and when the newest usable group of each arrived
                 (`SamplerMemory.heard_of`).
             knowledge: What the strategy may use besides the entries.
-            shares: I and J of this batch; None: as configured.
+            composition: I and J of this batch; None: as configured.
             replayable: Local entries of earlier batches that this one may repeat
                 (`SamplerMemory.replayable`).
         """
         settings = self.settings
         own = sorted(local, key=local_order)
-        shares = self._with_last_chances(shares or next_shares(None, settings), own, number)
+        composition = self._with_last_chances(composition or next_composition(None, settings), own, number)
         everything = list(external)
         young = [entry for entry in everything if entry.age_s(now) <= settings.max_external_age_s]
         fresh = [entry for entry in young if not knowledge.pass_record(entry.source).mastered]
         nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= settings.max_external_age_s}
-        cap = node_cap(shares.external, settings.max_share_per_node, len(nodes))
-        usable = available(fresh, shares.external, cap)
-        waited_s = self._short_for(len(fresh) < shares.external, now)
+        cap = node_cap(composition.external, settings.max_share_per_node, len(nodes))
+        usable = available(fresh, composition.external, cap)
+        waited_s = self._short_for(len(fresh) < composition.external, now)
 
         trained = position.policy_version if position is not None else 0
         if number > trained + settings.prefetch or (position is not None and position.finished):
             return Wait(WaitFor.TRAINER, trained, number - settings.prefetch)
-        if len(own) < shares.local:
-            return Wait(WaitFor.LOCAL, len(own), shares.local)
-        missing = max(0, shares.external - usable)
-        if len(fresh) < shares.external and (settings.shortage == "wait" or waited_s < settings.shortage_wait_s):
-            return Wait(WaitFor.EXTERNAL, len(fresh), shares.external)
-        filled = own[: shares.local + missing] if settings.shortage == "fill_local" else own[: shares.local]
+        if len(own) < composition.local:
+            return Wait(WaitFor.LOCAL, len(own), composition.local)
+        missing = max(0, composition.external - usable)
+        if len(fresh) < composition.external and (settings.shortage == "wait" or waited_s < settings.shortage_wait_s):
+            return Wait(WaitFor.EXTERNAL, len(fresh), composition.external)
+        filled = own[: composition.local + missing] if settings.shortage == "fill_local" else own[: composition.local]
         if not filled and not fresh:
-            return Wait(WaitFor.EXTERNAL, 0, shares.external)
+            return Wait(WaitFor.EXTERNAL, 0, composition.external)
 
         seed = batch_seed(self._seed, self._node, number)
-        chosen, preference = self._draw(fresh, shares.external, cap, random.Random(seed), knowledge)
+        chosen, preference = self._draw(fresh, composition.external, cap, random.Random(seed), knowledge)
         kept = set(map(id, young))
         again = list(replayable)
         return BatchPlan(
@@ -259,22 +264,22 @@ class Assembly:
             shortage="none" if not missing else "short" if settings.shortage == "wait" else settings.shortage,
             node_cap=cap,
             strategy=self._strategy.name,
-            shares=shares,
-            weights=_relative_weights(self._strategy, fresh, chosen, shares.external, knowledge),
+            composition=composition,
+            weights=_relative_weights(self._strategy, fresh, chosen, composition.external, knowledge),
             preference=preference,
             replayed=tuple(replayed(again, settings.replay, seed)),
             pool_replay=len(again),
         )
 
-    def _with_last_chances(self, shares: Shares, own: Sequence[PoolEntry], number: int) -> Shares:
+    def _with_last_chances(self, composition: Composition, own: Sequence[PoolEntry], number: int) -> Composition:
         """Raise I, and lower J equally, so that local groups that would be too stale for the next
         batch are used now.
         """
-        if shares.most_local == shares.local:
-            return shares
+        if composition.most_local == composition.local:
+            return composition
         last_chance = sum(entry.staleness(number + 1) > self.settings.max_staleness for entry in own)
-        local = min(max(shares.local, last_chance), shares.most_local)
-        return replace(shares, local=local, external=shares.external - (local - shares.local))
+        local = min(max(composition.local, last_chance), composition.most_local)
+        return replace(composition, local=local, external=composition.external - (local - composition.local))
 
     def _draw(
         self, fresh: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge
@@ -360,8 +365,8 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
         ],
         strategy=_explained(plan),
         seed=plan.seed,
-        wanted_local=plan.shares.local,
-        wanted_external=plan.shares.external,
+        wanted_local=plan.composition.local,
+        wanted_external=plan.composition.external,
         pool_local=plan.pool_local,
         pool_external=plan.pool_external,
         pool_replay=plan.pool_replay,
@@ -371,11 +376,11 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
     )
 
 
-def taken_of(plan: BatchPlan, now: float) -> Taken:
+def foreign_use(plan: BatchPlan, now: float) -> ForeignUse:
     """The batch's use of foreign groups, for the controller that moves J."""
-    return Taken(
-        wanted=plan.shares.external,
-        taken=min(len(plan.external), plan.shares.external),
+    return ForeignUse(
+        wanted=plan.composition.external,
+        taken=min(len(plan.external), plan.composition.external),
         waited_s=_typical_wait_s(plan.external, now),
         left=plan.pool_external - len(plan.external),
     )
@@ -392,7 +397,7 @@ def _typical_wait_s(entries: Sequence[PoolEntry], now: float) -> float:
 
 
 def _explained(plan: BatchPlan) -> str:
-    capped = plan.node_cap < plan.shares.external
+    capped = plan.node_cap < plan.composition.external
     return f"{plan.strategy}, at most {plan.node_cap} of a node" if capped else plan.strategy
 
 

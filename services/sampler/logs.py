@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from services.sampler.composition import HeldOutResult
 from services.sampler.memory import SamplerMemory
 from services.sampler.pool import PoolEntry
-from services.sampler.share_controller import Evaluation
 from shared.cancelling import together
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, TrainerPosition
@@ -136,7 +136,7 @@ class Newest:
     seq: int
 
 
-class BatchLog:
+class BatchAppender:
     """A node's batches. Appending is a compare-and-set on the log's end, so that two samplers never
     both append one.
     """
@@ -203,7 +203,7 @@ class NodeNews:
     def __init__(self, node_id: str, node: Transport, log: Log) -> None:
         self._bucket, self._node, self._log = node_bucket(node_id), node, log
         self.position: TrainerPosition | None = None
-        self.evaluation: Evaluation | None = None
+        self.evaluation: HeldOutResult | None = None
         self.news = asyncio.Event()
 
     async def follow_trainer(self) -> None:
@@ -230,4 +230,4 @@ class NodeNews:
         except MessageError as error:
             self._log.error("evaluation_unreadable", reason=str(error), remedy="update the older side")
             return
-        self.evaluation = Evaluation.of(report)
+        self.evaluation = HeldOutResult.of(report)

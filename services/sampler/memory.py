@@ -55,7 +55,7 @@ DropReason = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class MemoryLimits:
     """Limits of the memory.
 
     newcomer_share: part of a full external pool that newcomers may take. in_flight_local: most
@@ -72,14 +72,14 @@ class Limits:
     replay_batches: int = 0
 
 
-def limits_of(sampler: SamplerSection) -> Limits:
+def memory_limits(sampler: SamplerSection) -> MemoryLimits:
     """The settings of the memory. A pool holds at least one batch plus the groups that the
     generator may have in progress, even if a smaller size is configured; otherwise local groups
     would be discarded and generated again for ever.
     """
     most_local = sampler.local + (sampler.external if sampler.adapt == "adaptive" else 0)
     in_flight = (sampler.max_staleness + 1) * most_local
-    return Limits(
+    return MemoryLimits(
         max_staleness=sampler.max_staleness,
         pool_local=max(sampler.pool_local, in_flight, 1),
         pool_external=max(sampler.pool_external, sampler.external, 1),
@@ -93,7 +93,7 @@ class SamplerMemory:
     """Pools, counts and the position up to which the scored stream was read."""
 
     def __init__(
-        self, limits: Limits, keeps: Callable[[PoolEntry], bool], state: SamplerState | None = None, next_number: int = 1
+        self, limits: MemoryLimits, keeps: Callable[[PoolEntry], bool], state: SamplerState | None = None, next_number: int = 1
     ) -> None:
         """Start from `state` (the newest batch's) with empty pools. Replay the stream from `cursor
         + 1` to fill them.
@@ -268,7 +268,7 @@ class SamplerMemory:
 
     def _hear(self, seq: int, scored: ScoredGroup) -> None:
         if scored.failure is None and scored.rewards and self._keeps(pool_entry(seq, scored)):
-            sender = scored.share or scored.group.node
+            sender = scored.sender_account
             self._heard[sender] = (seq, scored.scored_at)
             self._heard.move_to_end(sender)
             while next(iter(self._heard.values()))[0] <= seq - DUPLICATE_POSITIONS:

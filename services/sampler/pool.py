@@ -28,7 +28,7 @@ class PoolEntry:
     group_id: str
     origin: Origin
     node: str
-    """The share of a batch that it counts against: its sender's key, a set of known copiers, or its
+    """The account that it counts against: its sender's key, a set of known copiers, or its
     node's name if nothing else is known.
     """
     dataset: str
@@ -79,7 +79,7 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         seq=seq,
         group_id=scored.group_id,
         origin=scored.origin,
-        node=scored.share or group.node,
+        node=scored.sender_account,
         dataset=group.task.ref.dataset,
         source=task_source(group.task.ref),
         draw=group.draw,
@@ -124,7 +124,7 @@ class Pool:
         self._newcomer_room = newcomer_share * capacity
         self._by_seq: dict[int, PoolEntry] = {}
         self._group_ids: set[str] = set()
-        self._by_share: dict[tuple[bool, str], dict[int, None]] = {}
+        self._by_account: dict[tuple[bool, str], dict[int, None]] = {}
         """Positions by whether the sender was established, and by sender, in order of arrival."""
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class Pool:
             raise ValueError(f"position {entry.seq} is not after {next(reversed(self._by_seq))}")
         self._by_seq[entry.seq] = entry
         self._group_ids.add(entry.group_id)
-        self._by_share.setdefault((entry.established, entry.node), {})[entry.seq] = None
+        self._by_account.setdefault((entry.established, entry.node), {})[entry.seq] = None
         return self.remove(self._least_missed()) if len(self._by_seq) > self.capacity else None
 
     def remove(self, seq: int) -> PoolEntry | None:
@@ -163,20 +163,20 @@ class Pool:
         entry = self._by_seq.pop(seq, None)
         if entry is not None:
             self._group_ids.discard(entry.group_id)
-            share = (entry.established, entry.node)
-            del self._by_share[share][seq]
-            if not self._by_share[share]:
-                del self._by_share[share]
+            account = (entry.established, entry.node)
+            del self._by_account[account][seq]
+            if not self._by_account[account]:
+                del self._by_account[account]
         return entry
 
     def _least_missed(self) -> int:
-        shares = self._by_share
+        accounts = self._by_account
         if self._newcomer_room < self.capacity:
-            newcomers = sum(len(seqs) for (established, _), seqs in shares.items() if not established)
+            newcomers = sum(len(seqs) for (established, _), seqs in accounts.items() if not established)
             theirs = newcomers > self._newcomer_room or newcomers == len(self._by_seq)
-            shares = {share: seqs for share, seqs in shares.items() if share[0] != theirs}
-        largest = max(map(len, shares.values()))
-        return min(next(iter(seqs)) for seqs in shares.values() if len(seqs) == largest)
+            accounts = {account: seqs for account, seqs in accounts.items() if account[0] != theirs}
+        largest = max(map(len, accounts.values()))
+        return min(next(iter(seqs)) for seqs in accounts.values() if len(seqs) == largest)
 
 
 # What the node knows about its policy when a batch is drawn: its recent results on each task

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor
+from services.sampler.composition import Composition
 from services.sampler.memory import DropReason, SamplerMemory
 from services.sampler.pool import PoolEntry
-from services.sampler.share_controller import Shares
 from shared.contracts.codec import encode
 from shared.contracts.control import ForeignDemand, SamplerPosition
 from shared.contracts.messages import rollout_id_of
@@ -118,7 +118,7 @@ class Figures:
         self._replayed.inc(len(plan.replayed))
         self._build.observe(seconds)
 
-    def moved(self, shares: Shares) -> None:
+    def moved(self, shares: Composition) -> None:
         self._status.set(StatusFigure.WANTED_LOCAL, shares.local)
         self._status.set(StatusFigure.WANTED_EXTERNAL, shares.external)
 
@@ -226,7 +226,7 @@ class WaitingReport:
         )
 
 
-def log_move(log: Log, becomes: Shares, state: SharingState) -> None:
+def log_move(log: Log, becomes: Composition, state: SharingState) -> None:
     """Log the new I and J; `state` says why they moved."""
     log.info("shares_moved", local=becomes.local, external=becomes.external, why=state.why)
 

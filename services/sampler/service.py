@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.sampler.assembly import Assembly, BatchPlan, LogRoom, Wait, WaitFor, compose, groups_wanted, taken_of
-from services.sampler.logs import BatchLog, NodeNews, ScoredLog
-from services.sampler.memory import SamplerMemory, limits_of, state_for_new_stream
+from services.sampler.assembly import Assembly, BatchPlan, LogRoom, Wait, WaitFor, compose, foreign_use, groups_wanted
+from services.sampler.composition import after_batch, moves, next_composition, reconciled, scored_by
+from services.sampler.logs import BatchAppender, NodeNews, ScoredLog
+from services.sampler.memory import SamplerMemory, memory_limits, state_for_new_stream
 from services.sampler.pool import knowledge_of
 from services.sampler.reports import ConsumedReport, DemandReport, Figures, WaitingReport, log_gone, log_move, log_unreadable
-from services.sampler.share_controller import after_batch, moves, next_shares, reconciled, scored_by
 from services.sampler.strategies import strategy_named
 from shared.cancelling import run_until_stopped
 from shared.config.sampler_section import SamplerConfig
@@ -64,7 +64,7 @@ class SamplerService:
             self._strategy = strategy_named(config.sampler.strategy)
         except ValueError as error:
             raise FatalError(str(error)) from None
-        self._limits = limits_of(config.sampler)
+        self._limits = memory_limits(config.sampler)
         self._settings, self._node, self._seed = config.sampler, config.node.id, config.node.seed
         self._scorers = {spec.scorer_id for spec in config.tasks}
         self._scorer = scorers_id(config.tasks)
@@ -75,7 +75,7 @@ class SamplerService:
         self._context = context
         self._figures = Figures(context.registry, context.status)
         self._scored = ScoredLog(context.node, self._node)
-        self._batches = BatchLog(context.node, self._node, NODE_LIMITS.batch_bytes(self._settings.prefetch))
+        self._batches = BatchAppender(context.node, self._node, NODE_LIMITS.batch_bytes(self._settings.prefetch))
         self._room = LogRoom(self._batches.stream, context.log)
         self._news = NodeNews(self._node, context.node, context.log)
         self._consumed = ConsumedReport(context.node, self._node)
@@ -149,7 +149,7 @@ class SamplerService:
         )
         sharing = scored_by(reconciled(state.sharing, self._settings), self._scorer, memory.own)
         loaded = _Loaded(memory, newest.seq, state, sharing)
-        self._figures.moved(next_shares(loaded.sharing, self._settings))
+        self._figures.moved(next_composition(loaded.sharing, self._settings))
         return loaded
 
     async def _build_batches(self, loaded: _Loaded) -> None:
@@ -173,7 +173,7 @@ class SamplerService:
                 self._clock(),
                 memory.heard_of,
                 knowledge_of(memory.own),
-                next_shares(loaded.sharing, self._settings),
+                next_composition(loaded.sharing, self._settings),
                 memory.replayable,
             )
             if isinstance(decision, BatchPlan):
@@ -210,7 +210,7 @@ class SamplerService:
             return False
         plan = smaller
         now = self._clock()
-        sharing = after_batch(loaded.sharing, self._settings, loaded.memory.own, taken_of(plan, now), self._news.evaluation)
+        sharing = after_batch(loaded.sharing, self._settings, loaded.memory.own, foreign_use(plan, now), self._news.evaluation)
         state = loaded.memory.take((*plan.local, *plan.external), plan.aged, sharing, plan.mastered)
         batch = compose(plan, present, state, now)
         try:
@@ -222,7 +222,7 @@ class SamplerService:
             raise TransportError(f"{error}: is the trainer alive?") from None
         if seq is None:
             raise Conflict(f"batch {plan.number} is already in the log")
-        before, after = next_shares(loaded.sharing, self._settings), next_shares(sharing, self._settings)
+        before, after = next_composition(loaded.sharing, self._settings), next_composition(sharing, self._settings)
         if sharing is not None and before != after:
             self._figures.moved(after)
             log_move(self._context.log, after, sharing)
@@ -246,12 +246,12 @@ class SamplerService:
         return True
 
     async def _report(self, loaded: _Loaded) -> None:
-        memory, shares = loaded.memory, next_shares(loaded.sharing, self._settings)
-        await self._consumed.tell(memory, shares.local if self._moves else None)
+        memory, composition = loaded.memory, next_composition(loaded.sharing, self._settings)
+        await self._consumed.tell(memory, composition.local if self._moves else None)
         wanted = 0
         if self._news.position is None or not self._news.position.finished:
             knowledge = knowledge_of(memory.own)
-            wanted = groups_wanted(memory.external, shares, self._settings, self._strategy, self._clock(), knowledge)
+            wanted = groups_wanted(memory.external, composition, self._settings, self._strategy, self._clock(), knowledge)
         self._figures.wanted(wanted)
         await self._demand.tell(wanted, memory.cursor, time.monotonic())
 

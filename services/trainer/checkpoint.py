@@ -15,7 +15,7 @@ import json
 import os
 import pickle
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from services.trainer.selection.intake import Window
 from shared import atomic_files
 from shared.contracts.control import EvalReport, PolicyPointer, TrainerPosition
 from shared.model.weights import serialize
@@ -35,15 +34,11 @@ from shared.run_records import CHECKPOINT, checkpoint_steps
 class LearnerState:
     """The part of a checkpoint that belongs to the learner. `optimizer` and `random` are plain
     containers of tensors and numbers.
-
-    earlier_groups: what is known about the senders in earlier batches
-    (`services.trainer.selection.intake`).
     """
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     random: dict[str, Tensor]
-    earlier_groups: Window = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +306,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     payloads = {name: _read_checked(folder / name, manifest.sums.get(name, "")) for name in (WEIGHTS, OPTIMIZER)}
     try:
         rest = torch.load(io.BytesIO(payloads[OPTIMIZER]), weights_only=True, map_location="cpu")
-        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"], rest.get("earlier_groups", []))
+        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"])
     except (pickle.UnpicklingError, RuntimeError, KeyError, ValueError, EOFError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: cannot be decoded ({error})") from None
     return Checkpoint(folder, manifest.position, manifest.model, state, manifest.made_by)
@@ -320,7 +315,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _write(folder: Path, state: LearnerState, position: PolicyVersion, model: TrainedModel, made_by: str) -> None:
     """Write the files into `folder`, the manifest last, with their checksums and its own."""
     rest = io.BytesIO()
-    torch.save({"optimizer": state.optimizer, "random": state.random, "earlier_groups": state.earlier_groups}, rest)
+    torch.save({"optimizer": state.optimizer, "random": state.random}, rest)
     payloads = {WEIGHTS: serialize(state.weights), OPTIMIZER: rest.getvalue()}
     for name, payload in payloads.items():
         _write_file(folder / name, payload)

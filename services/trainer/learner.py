@@ -26,7 +26,7 @@ from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, Updat
 from services.trainer.parallel import ALONE, Parallel, split_optimizer_state, whole_optimizer_state
 from services.trainer.policy_model import load_policy_model, load_reference_model, separate_head
 from services.trainer.records import PhaseSeconds, StepRecord, trained_groups, trained_of
-from services.trainer.selection.intake import Intake, IntakeRules, Window, after_batch, newest, take_in
+from services.trainer.selection.intake import Intake, IntakeRules, take_in
 from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, prefer
 from shared.config import NodeConfig
 from shared.config.trainer_section import TrainerSection
@@ -145,7 +145,6 @@ class Learner:
         self._reference = load_reference_model(config, policy, parallel) if self.update_config.objective.needs_reference else None
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = self._new_optimizer()
-        self._earlier_groups: Window = []
         self.trained: list[dict[str, Any]] = []
         """What became of each group of the last step's batch (`services.trainer.records`)."""
 
@@ -156,14 +155,13 @@ class Learner:
         started = time.perf_counter()
         known: KnownLogprobs = {}
         preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel, known)
-        taken = take_in(preferred.batch, self.rules, self._earlier_groups)
+        taken = take_in(preferred.batch, self.rules)
         intake, absurd = drop_absurd(self.model, taken, self.update_config, self._absurd_text, batch.seed, self._parallel, known)
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
         updates = self._updates(intake, known)
         gradients = [update.gradient for update in updates]
         self.trained = trained_groups(batch, preferred.batch, intake, gradients, self.update_config)
-        self._earlier_groups = after_batch(self._earlier_groups, batch, self.rules.capability)
         return StepRecord(
             step=batch.number,
             time=time.time(),
@@ -203,7 +201,7 @@ class Learner:
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         whole = self._parallel.whole
         optimizer = whole_optimizer_state(self._optimizer.state_dict(), whole)
-        return LearnerState(trainable_tensors(self.model, whole), optimizer, random, self._earlier_groups)
+        return LearnerState(trainable_tensors(self.model, whole), optimizer, random)
 
     def restore(self, state: LearnerState) -> None:
         """Continue from `state`.
@@ -216,7 +214,6 @@ class Learner:
         load_trainable(self.model, state.weights, part)
         numbered = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         self._optimizer.load_state_dict(split_optimizer_state(state.optimizer, numbered, part))
-        self._earlier_groups = newest(state.earlier_groups, self.rules.capability)
         torch.set_rng_state(state.random["cpu"])
         if self._device.type == "cuda" and "cuda" in state.random:
             torch.cuda.set_rng_state(state.random["cuda"], self._device)

@@ -548,13 +548,13 @@ def completion_problem(completion: Completion, max_chars: int, max_tokens: int) 
         return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens}"
     if completion.token_count == 0 and completion.text:
         return Refusal.LENGTHS, "a text of no tokens"
+    if len(completion.turn_tokens or b"") > 4:
+        return Refusal.OUT_OF_RANGE, "a completion of several turns"
     for packed in (completion.token_ids, completion.behaviour_logprobs):
         if packed is not None and len(packed) != 4 * completion.token_count:
             return Refusal.MALFORMED, "token_ids, behaviour_logprobs and token_count disagree"
     if completion.behaviour_logprobs is not None and completion.token_ids is None:
         return Refusal.MALFORMED, "behaviour logprobs of tokens that are not there"
-    if len(completion.turn_tokens or b"") > 4:
-        return Refusal.OUT_OF_RANGE, "a completion of several turns"
     problem = token_ids_problem(completion.token_ids or b"")
     if problem is not None:
         return problem

@@ -280,7 +280,7 @@ def evidence_of_copy(original: Fingerprint, copy: Fingerprint) -> int:
     return int(original.own_chars[found].sum()) if found.sum() >= COPIED * count else 0
 
 
-def say_the_same(new: Fingerprint, old: Fingerprint) -> bool:
+def equal_answers(new: Fingerprint, old: Fingerprint) -> bool:
     """Return whether one sender says the same in both: most answers of one are equal to the
     other's, however short, or most long ones are found. The old group may be hidden among as many
     other answers.
@@ -395,7 +395,7 @@ class CopyMemory:
         first: Likeness | None = None
         for seen in groups:
             if seen.public_key == public_key:
-                if say_the_same(made.says, seen.made.says):
+                if equal_answers(made.says, seen.made.says):
                     return Likeness("repeated", True, public_key), []
             elif _precedes(new, seen):
                 if evidence_of_copy(made.says, seen.made.says) >= TELLING:
@@ -420,7 +420,7 @@ class CopyMemory:
 
     def _same_row(self, new: _Seen) -> Likeness | None:
         sent = [seen for seen in self._rows.get(_row(new), ()) if new.at_s - seen.at_s <= REMEMBERED_S]
-        alike = sum(say_the_same(new.made.says, seen.made.says) for seen in sent)
+        alike = sum(equal_answers(new.made.says, seen.made.says) for seen in sent)
         if alike < GROUPS_OF_A_TASK and len(sent) < GROUPS_OF_A_ROW:
             return None
         return Likeness("row", False, new.public_key, same_answers=alike >= GROUPS_OF_A_TASK)

@@ -60,7 +60,7 @@ they use its turns, although nobody is blamed.
 """
 
 
-class Intake:
+class ForeignPipeline:
     """Reads, checks, scores and stores foreign groups."""
 
     def __init__(
@@ -198,11 +198,11 @@ class Intake:
         # By the time at which the server stored it: what waited while this node was slow was not
         # sent at once.
         lost_ones = self._waiting.offer(
-            claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned, sent_at=message.stored_at
+            claimed.account, message, message.size_bytes, time.monotonic(), claimed.earned, sent_at=message.stored_at
         )
-        for share, lost in lost_ones:
+        for account, lost in lost_ones:
             author = subjects.rollouts_author(lost.subject)
-            reason = self._beyond_budget(author, lost, exceeds=self._waiting.exceeds(share))
+            reason = self._beyond_budget(author, lost, exceeds=self._waiting.exceeds(account))
             self._refused.refuse(Refused(reason, author, FLOODED), lost)
 
     def _beyond_budget(self, author: str | None, message: StoredMessage, *, exceeds: bool) -> Refusal:
@@ -285,20 +285,20 @@ class Intake:
             self._news.set()
         return None
 
-    def _charge_signer(self, share: str, candidate: Candidate, size_bytes: int) -> bool:
-        """Charge a message under an unclaimed name (`share`) to the key that signed it; otherwise
+    def _charge_signer(self, account: str, candidate: Candidate, size_bytes: int) -> bool:
+        """Charge a message under an unclaimed name (`account`) to the key that signed it; otherwise
         many names would multiply the key's share. Return False if its budget is used up.
 
         If the key has the name by now, the rest of what waits under it moves to the key's queue,
         and the few messages that were already on their way are paid for later.
         """
-        if share != candidate.sender:
+        if account != candidate.sender:
             return True
         now_s, signer = time.monotonic(), self._border.signer(candidate.public_key, time.time())
-        owned = self._border.sender(share, time.time()).share == signer.share
+        owned = self._border.sender(account, time.time()).account == signer.account
         if owned:
-            self._waiting.move(share, signer.share, now_s, signer.earned)
-        return self._waiting.charge(signer.share, now_s, signer.earned, size_bytes, on_credit=owned)
+            self._waiting.move(account, signer.account, now_s, signer.earned)
+        return self._waiting.charge(signer.account, now_s, signer.earned, size_bytes, on_credit=owned)
 
 
 STORE_ATTEMPTS = 5
@@ -404,7 +404,7 @@ class ForeignStore:
             scored_by=self._id,
             score_seconds=result.seconds,
             scored_at=time.time(),
-            share=signer.share,
+            account=signer.account,
             established=signer.established,
             public_key=candidate.public_key,
             swarm_seq=candidate.seq,

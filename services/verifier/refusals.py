@@ -65,7 +65,7 @@ UNEXAMINED = (Refusal.FLOOD, Refusal.SURPLUS)
 """Refusals of messages that were never looked at, so they say nothing about what is in them."""
 
 
-class Found(Enum):
+class LaterOffence(Enum):
     """Offences that are found after a group was accepted. Reports list these values along with
     those of `Refusal`.
     """
@@ -73,7 +73,7 @@ class Found(Enum):
     ABSURD = "absurd"
 
 
-Offence = Refusal | Found
+Offence = Refusal | LaterOffence
 
 BLAME: dict[Offence, float] = {
     Refusal.MALFORMED: 1.0,
@@ -81,7 +81,7 @@ BLAME: dict[Offence, float] = {
     Refusal.SCORING_COST: 1.0,
     Refusal.REPEATED: 0.25,
     Refusal.COPIED: 0.25,
-    Found.ABSURD: 0.5,
+    LaterOffence.ABSURD: 0.5,
 }
 """How much a refused body counts against the key that signed it, in [0, 1]. Reasons that are
 missing here are blamed on nobody.
@@ -213,6 +213,7 @@ CHECKS = (
     Check(Stage.ENVELOPE, Refusal.SIGNATURE, "the signature is not from the key that it names"),
     Check(Stage.KEY, Refusal.BANNED, "the key is banned here"),
     Check(Stage.KEY, Refusal.QUARANTINED, "the key is in quarantine"),
+    Check(Stage.BODY, Refusal.TOO_LARGE, "it unpacks to more than 8 MiB"),
     Check(Stage.BODY, Refusal.SCHEMA_VERSION, "the body's schema version is not supported"),
     Check(
         Stage.BODY,
@@ -220,7 +221,6 @@ CHECKS = (
         "the body is not a rollout group, names a field twice, is nested deeper than 16 levels or has more than 16,384 values",
     ),
     Check(Stage.BODY, Refusal.OUT_OF_RANGE, "a value is outside what this version takes, such as a kind of prompt part"),
-    Check(Stage.BODY, Refusal.TOO_LARGE, "it unpacks to more than 8 MiB"),
     Check(Stage.BODY, Refusal.AUTHOR, "subject, envelope and body name different nodes, or this one"),
     Check(Stage.BODY, Refusal.UNKNOWN_KEY, "the key may not use that name (`verifier.trust`)"),
     Check(Stage.BODY, Refusal.TOO_OLD, "it is older than `verifier.max_age_s`"),
@@ -245,8 +245,8 @@ CHECKS = (
     Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key came into quarantine meanwhile"),
     Check(Stage.SANDBOX, Refusal.SCORING_COST, "the key's groups cost more than they are worth"),
     Check(Stage.SANDBOX, Refusal.TASK_UNDERIVABLE, "its task cannot be derived here"),
-    Check(Stage.SANDBOX, Refusal.TASK_NOT_ALLOWED, "this node's verifier cannot judge its task"),
     Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's prompt, key, answer or metadata differs from the group's"),
+    Check(Stage.SANDBOX, Refusal.TASK_NOT_ALLOWED, "this node's verifier cannot judge its task"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
     Check(Stage.SANDBOX, Refusal.UNKNOWN_REWARD, "the reward of one of its answers is unknown"),
     Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted meanwhile"),

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.verifier.figures import Figures
-from services.verifier.refusals import BLAME, Found, Offence, Problem, Refusal
+from services.verifier.refusals import BLAME, LaterOffence, Offence, Problem, Refusal
 from services.verifier.trust import Bans, RosterKeys, Trust
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
@@ -62,7 +62,7 @@ MAX_EVENTS = 10_000
 only.
 """
 
-_OFFENCES: dict[str, Offence] = {offence.value: offence for offence in (*Refusal, *Found)}
+_OFFENCES: dict[str, Offence] = {offence.value: offence for offence in (*Refusal, *LaterOffence)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ def intake_share(accepted: int, suspicion: float, needed: int) -> float:
 
 
 COPIERS = "~copiers"
-"""The share of all keys caught copying; it is neither a node's name nor a key."""
+"""The account of all keys caught copying; it is neither a node's name nor a key."""
 
 CAUGHT = 3
 """Copies that chance cannot explain, within `CAUGHT_S`, before a key counts as a copier. A single
@@ -277,14 +277,14 @@ MAX_CAUGHT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """`share`: messages with equal values count against the same share. `earned`: the part of a
-    whole share that it has earned.
+    """`account`: messages with equal values count against the same share of the intake and of a
+    batch. `earned`: the part of a whole share that it has earned.
     """
 
-    share: str
+    account: str
     earned: float
     known: bool
-    """Whether the key is known; otherwise `share` is only a name that the subject claims."""
+    """Whether the key is known; otherwise `account` is only a name that the subject claims."""
 
     @property
     def established(self) -> bool:
@@ -451,7 +451,7 @@ def apply_findings(reputation: Reputation, trust: Trust, found: Iterable[AbsurdT
         public_key = trust.key_of(each.sender)
         if public_key is not None:
             part = min(1.0, each.absurd / each.answers)
-            reputation.apply(Event(public_key, each.sender, Found.ABSURD, part, now_s))
+            reputation.apply(Event(public_key, each.sender, LaterOffence.ABSURD, part, now_s))
     return newest
 
 

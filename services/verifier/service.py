@@ -11,7 +11,7 @@ from pathlib import Path
 from services.verifier.border import Border, BorderRules, LocalModel
 from services.verifier.copies import ReplayMemory
 from services.verifier.figures import Figures
-from services.verifier.foreign_groups import ForeignStore, Intake
+from services.verifier.foreign_groups import ForeignPipeline, ForeignStore
 from services.verifier.local_groups import LocalOutcomes, LocalScorer
 from services.verifier.refused_messages import RefusedRecord
 from services.verifier.reputation import SenderWatch
@@ -110,7 +110,7 @@ class VerifierService:
 
             local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, rewards, note_own)
             refused = RefusedRecord(config.node.run_dir, config.node.replica, context.writes)
-            intake = Intake(config, context.node, link, border, pool, store, figures, log, refused)
+            intake = ForeignPipeline(config, context.node, link, border, pool, store, figures, log, refused)
             watch = SenderWatch(
                 config.node.id, context.replica, context.node, border.bans, border.reputation, self._trust, figures, log
             )

@@ -25,7 +25,7 @@ from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, SignedRollouts, rollout_id_of, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID, ENCODINGS, SWARM_SCHEMA_VERSION, MessageError
 from shared.identity.keys import SigningKey
-from shared.identity.statements import SignatureStatus, hear, sign_statement
+from shared.identity.statements import SignatureStatus, check_statement, sign_statement
 from shared.lease.holder import Newcomer
 from shared.rewards import is_informative
 from shared.runtime import FatalError, spans
@@ -394,7 +394,7 @@ def _signed(entry: KvEntry, swarm_id: str) -> NodeRecord | None:
     entry, which anybody may have written and which therefore does not reserve the name.
     """
     try:
-        heard = hear(entry.value, NodeRecord, time.time(), swarm_id)
+        heard = check_statement(entry.value, NodeRecord, time.time(), swarm_id)
     except MessageError:
         return None
     return heard.said if heard.standing is SignatureStatus.SIGNED else None

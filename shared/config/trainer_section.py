@@ -4,7 +4,6 @@ for its default.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -110,16 +109,6 @@ class TrainerConstants(Section):
         description="Drop foreign answers with a negative advantage if their sender's mean log-probability per token exceeds this "
         "node's by this many nats, e.g. 0.5. Unset: never.",
     )
-    foreign_capability_window: int = Field(
-        0,
-        ge=0,
-        le=10_000,
-        description="Number of earlier batches over which pass rates are compared: foreign advantages are multiplied by the pass "
-        "rate of the sender's groups here divided by that of local groups (HACPO uses 5 batches, of 128 questions each). 0: off.",
-    )
-    foreign_capability_bounds: tuple[float, float] = Field(
-        (0.1, 10.0), description="Smallest and largest such factor, as in HACPO; max_foreign_advantage limits what results."
-    )
     drop_foreign_negatives: bool = Field(
         True,
         description="Drop all foreign answers with a negative advantage; they stay in their group's baseline. Then everything "
@@ -208,9 +197,6 @@ class TrainerConstants(Section):
             raise ValueError(f"betas {list(self.betas)} must be two numbers of at least 0 and below 1")
         if self.sequence_mask and not 0 <= self.sequence_mask[0] < 1 < self.sequence_mask[1]:
             raise ValueError(f"sequence_mask {list(self.sequence_mask)} must be two bounds, 0 <= low < 1 < high")
-        low, high = self.foreign_capability_bounds
-        if not 0 < low <= 1 <= high < math.inf:
-            raise ValueError(f"foreign_capability_bounds {[low, high]} must be two bounds, 0 < low <= 1 <= high")
         return self
 
 

@@ -178,7 +178,7 @@ class EvalReport(Message, frozen=True, kw_only=True):
         return self.mean_reward if self.pass_rate is None else self.pass_rate
 
 
-class Scored(Protocol):
+class HeldOutScore(Protocol):
     """A held-out result, in any of its forms."""
 
     @property
@@ -195,7 +195,7 @@ class Scored(Protocol):
     def pass_rule(self) -> str | None: ...
 
 
-def incomparable(one: Scored, newest: Scored) -> str:
+def incomparable(one: HeldOutScore, newest: HeldOutScore) -> str:
     """Return why a held-out result cannot be compared with the newest one by the newest's measure,
     to follow "was evaluated"; empty if it can. They must have the same questions and scorers and,
     unless mean rewards are compared, the same rule of what passes.

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from shared.contracts.codec import MALFORMED_TURNS, MAX_TOKENS, unpack_ids
 from shared.contracts.limits import MAX_PARTS, MAX_PROMPT_MESSAGES, MAX_REWARD_PARTS, MAX_TEXT_CHARS, MAX_TURNS
@@ -255,9 +255,9 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     passed: Annotated[list[bool], Meta(max_length=MAX_COMPLETIONS)] | None = None
     unknown: Annotated[dict[PlainText, Count], Meta(max_length=16)] = {}
     failure: ShortText | None = None
-    share: ShortText | None = None
-    """For a foreign group: the share of a batch that it counts against, named by its key or by a
-    set of known copiers; None: the share of its node.
+    account: ShortText | None = field(default=None, name="share")
+    """For a foreign group: the account whose share of a batch it uses, its key or a set of known
+    copiers; None: its node.
     """
     established: bool = True
     """For a foreign group: whether its key had earned a whole share when the group was accepted
@@ -274,6 +274,11 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     parts: Annotated[
         dict[PlainText, Annotated[list[Reward | None], Meta(max_length=MAX_COMPLETIONS)]], Meta(max_length=MAX_REWARD_PARTS)
     ] = {}
+
+    @property
+    def sender_account(self) -> str:
+        """Whose share of a batch a foreign group uses."""
+        return self.account or self.group.node
 
 
 class BatchItem(Message, frozen=True, kw_only=True):
@@ -302,8 +307,8 @@ class Preference(Message, frozen=True, kw_only=True):
     It keeps the `keep` groups whose text is likeliest (`near`) or least likely (`far`) under its
     policy, and `by_lot` of them by lot among the senders: at most `node_cap` from one node and,
     while others have enough, `source_cap` of one task source (None: no limit). `newcomers` are
-    shares of the batch (as in `ScoredGroup.share`); at most `newcomers_most` groups come from all
-    of them together; None: no limit.
+    accounts (as in `ScoredGroup.account`); at most `newcomers_most` groups come from all of them
+    together; None: no limit.
     """
 
     keep: Count

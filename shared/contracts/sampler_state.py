@@ -68,7 +68,7 @@ class DatasetLevel(Message, frozen=True, kw_only=True):
 
 
 class SharingState(Message, frozen=True, kw_only=True):
-    """State of the controller that moves J. `services.sampler.share_controller` explains the
+    """State of the controller that moves J. `services.sampler.composition` explains the
     fields.
     """
 

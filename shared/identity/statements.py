@@ -63,7 +63,7 @@ class SignatureStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard(Generic[S]):
+class CheckedStatement(Generic[S]):
     """A received statement and its sender. `public_key` and `swarm` are None if it is unsigned;
     `problem` says why it is refused.
     """
@@ -82,7 +82,7 @@ def sign_statement(said: EvalReport | NodeRecord, key: SigningKey, swarm: str) -
     return SignedStatement(swarm=swarm, public_key=key.public_key, signature=signature, body=body)
 
 
-def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) -> Heard[S]:
+def check_statement(payload: bytes, kind: type[S], now: float, swarm: str | None = None) -> CheckedStatement[S]:
     """Decode and check a received statement. `swarm`: the only swarm whose statements count; None
     if the reader does not know it.
 
@@ -94,13 +94,15 @@ def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) ->
     try:
         signed = decode_foreign(payload, SignedStatement)
     except MessageError:
-        return Heard(decode_foreign(payload, kind), SignatureStatus.UNSIGNED)
+        return CheckedStatement(decode_foreign(payload, kind), SignatureStatus.UNSIGNED)
     said = decode_foreign(signed.body, kind)
     problem = _problem(signed, said, now, swarm)
-    return Heard(said, SignatureStatus.REFUSED if problem else SignatureStatus.SIGNED, signed.public_key, signed.swarm, problem)
+    return CheckedStatement(
+        said, SignatureStatus.REFUSED if problem else SignatureStatus.SIGNED, signed.public_key, signed.swarm, problem
+    )
 
 
-def said_in(payload: bytes, kind: type[S]) -> S:
+def statement_content(payload: bytes, kind: type[S]) -> S:
     """A statement's content, unchecked: for lists too long to check every entry.
 
     Raises:
@@ -119,11 +121,11 @@ def _problem(signed: SignedStatement, said: EvalReport | NodeRecord, now: float,
         return OTHER_SWARM
     if isinstance(said, NodeRecord) and said.public_key != signed.public_key:
         return "the entry names a different key from the one that signed it"
-    if said_at(said) > now + MAX_CLOCK_SKEW_S:
+    if statement_time(said) > now + MAX_CLOCK_SKEW_S:
         return "its time is in the future"
     return ""
 
 
-def said_at(said: EvalReport | NodeRecord) -> float:
+def statement_time(said: EvalReport | NodeRecord) -> float:
     """When the statement was made, by the node's clock (Unix seconds)."""
     return said.updated_at if isinstance(said, NodeRecord) else said.created_at

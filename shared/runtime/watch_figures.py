@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from shared.advisories import Verdict
+from shared.advisories import Requester
 
 
 class Figures:
@@ -18,7 +18,7 @@ class Figures:
             ["by"],
             registry=registry,
         )
-        for verdict in Verdict:
+        for verdict in Requester:
             self.requests.labels(verdict.value)
         self.unreadable = Counter(
             "swarm_nats_advisories_unreadable", "Advisories from JetStream that could not be decoded.", registry=registry

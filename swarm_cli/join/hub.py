@@ -12,7 +12,7 @@ from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
 from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.wire import MessageError
-from shared.identity.statements import SignatureStatus, hear
+from shared.identity.statements import SignatureStatus, check_statement
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, Deadline, NoStream, NotConnected, Transport, TransportError, bucket_stream
 from swarm_cli.observe.evaluation_log import read_directory
@@ -151,7 +151,7 @@ def holder(payload: bytes, name: str, swarm: str, now: float) -> NodeRecord | No
     the directory's time to live.
     """
     try:
-        heard = hear(payload, NodeRecord, now, swarm)
+        heard = check_statement(payload, NodeRecord, now, swarm)
     except MessageError:
         return None
     said = heard.said

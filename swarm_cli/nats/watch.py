@@ -16,7 +16,7 @@ import nats.errors
 import structlog
 import typer
 
-from shared.advisories import Verdict, judge, parse
+from shared.advisories import Requester, judge, parse
 from shared.cancelling import cancel_and_wait, run_until_stopped, sleep_unless_stopped
 from shared.identity.permissions import ADVISORY
 from shared.runtime.exits import FatalError
@@ -75,9 +75,9 @@ class Watch:
         # Quoted, because the requester chose parts of it.
         told = {"subject": request.subject[:_SHOWN_CHARS], "by": str(request.client)[: 2 * _SHOWN_CHARS]}
         quoted = {name: repr(text) for name, text in told.items()}
-        if verdict is Verdict.UNEXPECTED:
+        if verdict is Requester.UNEXPECTED:
             log.error("nats_unexpected_request", account=account, **quoted)
-        elif verdict is Verdict.OPERATOR:
+        elif verdict is Requester.OPERATOR:
             log.info("nats_operator_request", account=account, **quoted)
 
 

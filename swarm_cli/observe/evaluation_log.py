@@ -20,7 +20,7 @@ from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.roster import RosterError, read_roster
-from shared.identity.statements import Heard, SignatureStatus, hear, said_at, said_in
+from shared.identity.statements import CheckedStatement, SignatureStatus, check_statement, statement_content, statement_time
 from shared.transport.base import Ends, KvEntry, NoStream, StoredMessage, Transport, TransportError
 from swarm_cli.errors import CommandError
 
@@ -202,11 +202,11 @@ class _Reports:
     """A node's reports in one swarm, in the order of the stream, without signed ones sent again."""
 
     def __init__(self) -> None:
-        self.newest: deque[Heard[EvalReport]] = deque(maxlen=REPORTS_A_NODE)
-        self.base: Heard[EvalReport] | None = None
+        self.newest: deque[CheckedStatement[EvalReport]] = deque(maxlen=REPORTS_A_NODE)
+        self.base: CheckedStatement[EvalReport] | None = None
         self._newest_signed: tuple[float, int] | None = None
 
-    def add(self, heard: Heard[EvalReport]) -> None:
+    def add(self, heard: CheckedStatement[EvalReport]) -> None:
         """Keep a report, unless it is signed and no newer than one that is kept: anybody who reads
         an open hub can send a signed report again, as often as it takes to push out the newer ones.
         """
@@ -219,7 +219,7 @@ class _Reports:
         if heard.said.policy_version == 0:
             self.base = heard
 
-    def all(self) -> list[Heard[EvalReport]]:
+    def all(self) -> list[CheckedStatement[EvalReport]]:
         """The newest reports, and the base policy's even if newer ones have pushed it out: every
         gain is measured against it.
         """
@@ -271,13 +271,13 @@ class EvaluationLog:
         self._next_seq = 1
         self._heard_at = 0.0
 
-    def heard(self, swarm: str | None) -> list[Heard[EvalReport]]:
+    def heard(self, swarm: str | None) -> list[CheckedStatement[EvalReport]]:
         """The kept reports of a swarm, each node's in the order of the stream, and all unsigned
         ones. `swarm` None: the one that most names report to. Reports of one name in different
         swarms are never mixed.
         """
         swarm = self.usual_swarm() if swarm is None else swarm
-        return [each for said_in, _, reports in self._kept if said_in in (None, swarm) for each in reports.all()]
+        return [each for made_for, _, reports in self._kept if made_for in (None, swarm) for each in reports.all()]
 
     def established(self) -> list[str]:
         """Names that keep their places: the roster's, or those that have signed for long, in the
@@ -285,7 +285,7 @@ class EvaluationLog:
         """
         return self._kept.established() if self._roster is None else list(self._roster)
 
-    def senior_swarm(self, entries: Iterable[Heard[NodeRecord]]) -> str | None:
+    def senior_swarm(self, entries: Iterable[CheckedStatement[NodeRecord]]) -> str | None:
         """The swarm of most nodes in the directory that have signed reports for `SENIOR_S`, by the
         server's clock, or before there is one of the node that has for longest: names that come in
         numbers later have no vote. None where none has signed any.
@@ -318,7 +318,7 @@ class EvaluationLog:
         """The key that owns the name; None if no key does yet."""
         return self._keys.get(swarm, name) if self._roster is None else self._roster.get(name)
 
-    def checked(self, entry: Heard[NodeRecord]) -> Heard[NodeRecord]:
+    def checked(self, entry: CheckedStatement[NodeRecord]) -> CheckedStatement[NodeRecord]:
         """A directory entry; refused if another key owns the name or the roster does not list the
         key, so that two keys' words are never shown as one node's.
         """
@@ -327,7 +327,7 @@ class EvaluationLog:
         if entry.standing is not SignatureStatus.SIGNED or free or key == entry.public_key:
             return entry
         problem = OTHER_KEY if self._roster is None else NOT_ON_ROSTER
-        return Heard(entry.said, SignatureStatus.REFUSED, entry.public_key, entry.swarm, problem)
+        return CheckedStatement(entry.said, SignatureStatus.REFUSED, entry.public_key, entry.swarm, problem)
 
     def reports(self, swarm: str | None) -> list[EvalReport]:
         """Like `heard`, but without unsigned reports of nodes that also sign."""
@@ -405,7 +405,7 @@ class EvaluationLog:
         refused. `stored_at`: when the server received it; None: now.
         """
         try:
-            heard = hear(payload, EvalReport, now)
+            heard = check_statement(payload, EvalReport, now)
         except MessageError:
             return
         if subject != subjects.evals(heard.said.node):
@@ -421,7 +421,7 @@ class EvaluationLog:
             return
         per_task = dict(islice(heard.said.per_task.items(), self._tasks_kept))
         said = msgspec.structs.replace(heard.said, per_task=per_task)
-        kept.add(Heard(said, heard.standing, heard.public_key, swarm))
+        kept.add(CheckedStatement(said, heard.standing, heard.public_key, swarm))
         listed = is_signed and self._roster is not None
         self._kept.put(swarm, name, kept, self._looked_at, at, listed=listed)
 
@@ -473,20 +473,20 @@ class Directory:
     payloads: Mapping[str, bytes] = field(default_factory=dict)
     problem: str = ""
 
-    def entry(self, name: str) -> Heard[NodeRecord] | None:
+    def entry(self, name: str) -> CheckedStatement[NodeRecord] | None:
         """A node's entry with its signature checked; None if it has none."""
         payload = self.payloads.get(name)
-        return None if payload is None else hear(payload, NodeRecord, time.time())
+        return None if payload is None else check_statement(payload, NodeRecord, time.time())
 
-    def entries(self, swarm: str | None = None) -> list[Heard[NodeRecord]]:
+    def entries(self, swarm: str | None = None) -> list[CheckedStatement[NodeRecord]]:
         """All entries, each with its signature checked; entries for another swarm than `swarm` are
         refused.
         """
         now = time.time()
-        return [hear(payload, NodeRecord, now, swarm) for payload in self.payloads.values()]
+        return [check_statement(payload, NodeRecord, now, swarm) for payload in self.payloads.values()]
 
 
-def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
+def usual_swarm(entries: Iterable[CheckedStatement[NodeRecord]], now: float) -> str | None:
     """The swarm that most nodes' signed entries name; None if no entry is signed.
 
     If several swarms have equally many nodes, the newest entry decides. An entry from the future
@@ -496,7 +496,7 @@ def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
     for entry in entries:
         if entry.standing is SignatureStatus.SIGNED and entry.swarm is not None:
             names[entry.swarm] += 1
-            at = said_at(entry.said)
+            at = statement_time(entry.said)
             newest[entry.swarm] = max(newest.get(entry.swarm, 0.0), at if at <= now else 0.0)
     return max(names, key=lambda swarm: (names[swarm], newest[swarm], swarm), default=None)
 
@@ -508,7 +508,7 @@ def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
     payloads, unreadable = {}, 0
     for entry in entries:
         try:
-            listed = is_node_name(entry.key) and said_in(entry.value, NodeRecord).node == entry.key
+            listed = is_node_name(entry.key) and statement_content(entry.value, NodeRecord).node == entry.key
         except MessageError:
             listed = False
         if listed:

@@ -23,7 +23,7 @@ from shared.contracts.status_figures import (
     late_after_s,
 )
 from shared.contracts.subjects import node_bucket
-from shared.identity.statements import Heard, SignatureStatus
+from shared.identity.statements import CheckedStatement, SignatureStatus
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.text import visible
@@ -130,7 +130,7 @@ class NodeState:
     """Streams that the node used, by its run's folder on this machine, and the server no longer
     has.
     """
-    entry: Heard[NodeRecord] | None = None
+    entry: CheckedStatement[NodeRecord] | None = None
     """Its entry in the swarm's directory, with the signature checked."""
     elsewhere: bool = False
     """Its bucket is on another server, so of its steps and groups nothing is known here."""

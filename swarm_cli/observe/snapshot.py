@@ -21,7 +21,7 @@ from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, Policy
 from shared.contracts.status_figures import STOPPED, FigureFamily, StatusFigure
 from shared.contracts.streams import STREAMS_FILE, missing, noted_names
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
-from shared.identity.statements import OTHER_SWARM, Heard, SignatureStatus
+from shared.identity.statements import OTHER_SWARM, CheckedStatement, SignatureStatus
 from shared.lease.name import NameTaken, name_owner
 from shared.rewards import CAUSES
 from shared.roles import OPERATOR, ROLES, SEVERAL, Role
@@ -271,14 +271,16 @@ def held_out_history(
     return tuple(by_version[version] for version in sorted(by_version))
 
 
-def judged(entry: Heard[NodeRecord] | None, swarm: str | None, evaluations: EvaluationLog | None) -> Heard[NodeRecord] | None:
+def judged(
+    entry: CheckedStatement[NodeRecord] | None, swarm: str | None, evaluations: EvaluationLog | None
+) -> CheckedStatement[NodeRecord] | None:
     """A node's entry as judged in the swarm being looked at: refused if it is for another swarm or
     from another key than the name's.
     """
     if entry is None or entry.standing is not SignatureStatus.SIGNED:
         return entry
     if swarm is not None and entry.swarm != swarm:
-        return Heard(entry.said, SignatureStatus.REFUSED, entry.public_key, entry.swarm, OTHER_SWARM)
+        return CheckedStatement(entry.said, SignatureStatus.REFUSED, entry.public_key, entry.swarm, OTHER_SWARM)
     return evaluations.checked(entry) if evaluations else entry
 
 
@@ -522,7 +524,7 @@ async def look_at_hub(transport: Transport, scores: EvaluationLog, swarm: str | 
 
 def hub_state(
     at: float,
-    entries: Sequence[Heard[NodeRecord]],
+    entries: Sequence[CheckedStatement[NodeRecord]],
     reports: Sequence[EvalReport],
     counts: Mapping[str, int] | None,
     *,

@@ -15,7 +15,7 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
 from shared.contracts.streams import prepare_node_streams
-from shared.identity.statements import said_in
+from shared.identity.statements import statement_content
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.planes import connect_node_plane
 from shared.runtime.status import StatusBoard
@@ -48,7 +48,7 @@ async def test_a_second_node_of_a_name_that_the_hub_knows_ends_with_the_remedy_a
 
             async def key() -> str | None:
                 entry = await first.node.kv.get(subjects.SWARM_NODES_BUCKET, "alpha")
-                return said_in(entry.value, NodeRecord).public_key if entry is not None else None
+                return statement_content(entry.value, NodeRecord).public_key if entry is not None else None
 
             async def known() -> bool:
                 return await key() is not None

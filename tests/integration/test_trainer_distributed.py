@@ -245,4 +245,4 @@ def mapped(state: LearnerState, change: Callable[[object], object]) -> object:
             return {key: walk(inner) for key, inner in value.items()}
         return [walk(inner) for inner in value] if isinstance(value, list) else change(value)
 
-    return [walk(part) for part in (state.weights, state.optimizer, state.random, state.earlier_groups)]
+    return [walk(part) for part in (state.weights, state.optimizer, state.random)]

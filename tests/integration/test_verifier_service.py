@@ -29,7 +29,7 @@ from shared.contracts.streams import ensure_node_streams, prepare_swarm_streams
 from shared.contracts.subjects import SENDERS_PREFIX
 from shared.contracts.wire import DEFAULT_SWARM_ID, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import SignatureStatus, hear
+from shared.identity.statements import SignatureStatus, check_statement
 from shared.run_records import read_jsonl, refused_file
 from shared.runtime.status import StatusBoard
 from shared.tasks.derive import derive_task, task_ref
@@ -88,11 +88,11 @@ async def test_a_local_group_is_scored_once_shared_and_taken_in_by_another_node(
         await until(reported)
         entry = await beta.swarm.kv.get(subjects.SWARM_NODES_BUCKET, "alpha")
         assert entry is not None
-        heard = hear(entry.value, NodeRecord, time.time())
+        heard = check_statement(entry.value, NodeRecord, time.time())
         assert heard.said.model.name == "tiny" and heard.standing is SignatureStatus.SIGNED
         (scores,) = await beta.swarm.read(subjects.SWARM_EVALS, 1, 10)
         assert scores.inline is not None
-        told = hear(scores.inline, EvalReport, time.time())
+        told = check_statement(scores.inline, EvalReport, time.time())
         assert told.standing is SignatureStatus.SIGNED and told.said == report and told.public_key == heard.public_key
     assert (alpha_config.node.run_dir / "node.nk").stat().st_mode & 0o777 == 0o600
 
@@ -186,7 +186,9 @@ async def test_nodes_with_and_without_further_fields_learn_from_each_other_and_b
             async def listed() -> bool:
                 assert beta.swarm is not None
                 entry = await beta.swarm.kv.get(subjects.SWARM_NODES_BUCKET, "gamma")
-                return entry is not None and hear(entry.value, NodeRecord, time.time()).standing is SignatureStatus.SIGNED
+                return (
+                    entry is not None and check_statement(entry.value, NodeRecord, time.time()).standing is SignatureStatus.SIGNED
+                )
 
             await until(listed)
             for node in ("beta", "gamma"):

@@ -186,24 +186,6 @@ def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
     assert all(strategy in line["strategy"] for line in late)
 
 
-def test_authors_are_weighed_by_what_passed_in_the_rounds_before(folder: Path, tmp_path: Path, shared: Shared) -> None:
-    files = {name: tmp_path / f"{name}.gz" for name in ("on", "off")}
-    for name, file in files.items():
-        trainer = {"constants": {"foreign_capability_window": 6 if name == "on" else 0}}
-        # Groups in which some answers pass are one in ten here: many groups, and no other ones
-        # drawn of the other node.
-        rest = {"sampler": {"local": 16, "external": 8}, "verifier": {"foreign_partial_credit": False}}
-        simulate(folder, file, shared, rounds=8, nodes=2, trainer=trainer, **rest)
-    on, off = (records_of_kind(file, "step") for file in files.values())
-    assert not any("capability" in line for line in off)
-    weighed = [line for line in on if "capability" in line]
-    assert weighed and all(line["round"] > 2 for line in weighed)
-    assert all(0.1 <= factor <= 10.0 for line in weighed for factor in line["capability"].values())
-    first = weighed[0]["round"]
-    before = [[line for line in of if line["round"] < first] for of in (on, off)]
-    assert before[0] == before[1] and on != off
-
-
 def test_adaptive_nodes_make_as_many_groups_as_their_next_batch_takes(
     folder: Path, tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

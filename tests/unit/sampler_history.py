@@ -4,10 +4,10 @@ whenever one likes.
 
 from __future__ import annotations
 
-from services.sampler.assembly import Assembly, BatchPlan, Wait, compose, taken_of
-from services.sampler.memory import Limits, SamplerMemory
+from services.sampler.assembly import Assembly, BatchPlan, Wait, compose, foreign_use
+from services.sampler.composition import HeldOutResult, after_batch, next_composition, reconciled
+from services.sampler.memory import MemoryLimits, SamplerMemory
 from services.sampler.pool import knowledge_of
-from services.sampler.share_controller import Evaluation, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
@@ -39,9 +39,9 @@ def sampler(**changes: object) -> SamplerSection:
 
 def limits(
     of: SamplerSection, max_staleness: int = 1, pool_local: int = 64, pool_external: int = 64, replay_batches: int = 0
-) -> Limits:
+) -> MemoryLimits:
     in_flight = (max_staleness + 1) * of.local
-    return Limits(
+    return MemoryLimits(
         max_staleness=max_staleness,
         pool_local=max(pool_local, in_flight, 1),
         pool_external=max(pool_external, of.external, 1),
@@ -56,11 +56,11 @@ def position(trained: int, finished: bool = False) -> TrainerPosition:
 
 
 class History:
-    def __init__(self, settings: SamplerSection, limits: Limits, moving: SamplerSection | None = None) -> None:
+    def __init__(self, settings: SamplerSection, limits: MemoryLimits, moving: SamplerSection | None = None) -> None:
         """moving: the settings by which I and J move; None: they do not."""
         self.settings, self.limits = settings, limits
         self.moving = moving or settings.model_copy(update={"adapt": "off"})
-        self.evaluation: Evaluation | None = None
+        self.evaluation: HeldOutResult | None = None
         self.stream: dict[int, ScoredGroup] = {}
         self.last_seq = 0
         self.batches: list[Batch] = []
@@ -101,7 +101,7 @@ class History:
             self.now,
             memory.heard_of,
             knowledge_of(memory.own),
-            next_shares(self.sharing, self.moving) if self.sharing is not None else None,
+            next_composition(self.sharing, self.moving) if self.sharing is not None else None,
             memory.replayable,
         )
 
@@ -111,7 +111,7 @@ class History:
         decision = self.decide()
         if isinstance(decision, BatchPlan):
             chosen = (*decision.local, *decision.external)
-            taken = taken_of(decision, self.now)
+            taken = foreign_use(decision, self.now)
             self.sharing = after_batch(self.sharing, self.moving, self.memory.own, taken, self.evaluation)
             state = self.memory.take(chosen, decision.aged, self.sharing, decision.mastered)
             payloads = {e.seq: self.stream[e.seq] for e in (*chosen, *decision.replayed)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from services.generator.ledger import consumed_with_moving_i, draws_allowed
 from services.sampler.assembly import BatchPlan
-from services.sampler.share_controller import Evaluation, next_shares
+from services.sampler.composition import HeldOutResult, next_composition
 from shared.contracts.control import SamplerPosition, TaskLedger
 from tests.constants import section_with
 from tests.unit.sampler_groups import scored_group
@@ -65,11 +65,11 @@ class World:
         self.claimed = 0
         self.in_flight: list[tuple[int, int]] = []
         self.heard = self._position()
-        self.evaluation: Evaluation | None = None
+        self.evaluation: HeldOutResult | None = None
 
     @property
     def external_in_force(self) -> int:
-        return next_shares(self.history.sharing, self.moving).external
+        return next_composition(self.history.sharing, self.moving).external
 
     def tick(self) -> None:
         """A moment in which everybody does a little."""
@@ -118,7 +118,7 @@ class World:
             batch_number=memory.next_number - 1,
             consumed_local=memory.consumed_local,
             dropped_local=memory.dropped_local,
-            local=next_shares(self.history.sharing, self.moving).local,
+            local=next_composition(self.history.sharing, self.moving).local,
         )
 
     def _finish(self, draw: int, version: int) -> None:

@@ -155,14 +155,14 @@ def test_an_original_is_taken_however_long_after_its_copy_it_is_looked_at_and_ea
     """A sampled stream is looked at in no order: what lies earlier in it may come an hour later."""
     gate = border(tmp_path)
     for number in range(CAUGHT):
-        assert gate.signer(COPIER.public_key, NOW_S).share != COPIERS
+        assert gate.signer(COPIER.public_key, NOW_S).account != COPIERS
         copy, original = (saying(long_texts(number), node=node, draw=number) for node in ("gamma", "beta"))
         for body, key, seq, wait_s in ((copy, COPIER, 2 * number + 2, 0.0), (original, VICTIM, 2 * number + 1, 1700.0)):
             shown = show(gate, body, key, seq=seq, now_s=NOW_S + wait_s)
             assert isinstance(shown, Candidate), shown
             assert gate.conclude(shown, _scored(4), NOW_S + wait_s) is None
-    assert gate.signer(COPIER.public_key, NOW_S + 1700).share == COPIERS
-    assert gate.signer(VICTIM.public_key, NOW_S + 1700).share == VICTIM.public_key
+    assert gate.signer(COPIER.public_key, NOW_S + 1700).account == COPIERS
+    assert gate.signer(VICTIM.public_key, NOW_S + 1700).account == VICTIM.public_key
     assert gate.reputation.suspicion(VICTIM.public_key, NOW_S + 1700) == 0.0
 
 
@@ -215,10 +215,10 @@ def test_many_keys_that_send_the_same_material_share_one_senders_quota_and_the_a
         for place, key in enumerate(cluster):
             body = saying([f"{text} ok" for text in long_texts(number)], node=f"m{place}", draw=number)
             assert reason(show(gate, body, key, seq=100)) is Refusal.COPIED
-    shares = {gate.signer(key.public_key, NOW_S).share for key in cluster}
+    shares = {gate.signer(key.public_key, NOW_S).account for key in cluster}
     assert shares == {COPIERS}
-    assert gate.signer(VICTIM.public_key, NOW_S).share == VICTIM.public_key
-    assert gate.signer(cluster[0].public_key, NOW_S + CAUGHT_S + 1).share == cluster[0].public_key, "there is a way back"
+    assert gate.signer(VICTIM.public_key, NOW_S).account == VICTIM.public_key
+    assert gate.signer(cluster[0].public_key, NOW_S + CAUGHT_S + 1).account == cluster[0].public_key, "there is a way back"
 
 
 def test_a_padded_copy_is_a_copy(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_who_writes_likely_answers_to_a_nodes_task_first_does_not_keep_it_out(dr
         take(gate, saying(likely, node="gamma", draw=2 * draw, task=task(seed=1000 * draw)), COPIER)
         take(gate, saying(own, draw=2 * draw + 1, task=task(seed=1000 * draw)), VICTIM)
     assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
-    assert gate.signer(VICTIM.public_key, NOW_S).share == VICTIM.public_key
+    assert gate.signer(VICTIM.public_key, NOW_S).account == VICTIM.public_key
 
 
 def test_other_answers_in_one_turn_of_phrase_are_no_copy(tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ def test_independent_nodes_that_reason_in_the_same_words_are_not_blamed_and_hard
     assert 2 <= refused <= most, "none at all would prove nothing about blame"
     for key in (VICTIM, COPIER):
         assert gate.reputation.suspicion(key.public_key, NOW_S) == 0.0
-        assert gate.signer(key.public_key, NOW_S).share == key.public_key
+        assert gate.signer(key.public_key, NOW_S).account == key.public_key
 
 
 def test_what_a_comparison_costs_is_bounded_by_answers_and_remembered_groups(tmp_path: Path) -> None:

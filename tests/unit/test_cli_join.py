@@ -26,7 +26,7 @@ from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import SWARM_SCHEMA_VERSION, ModelIdentity, is_node_name
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Heard, SignatureStatus, sign_statement
+from shared.identity.statements import CheckedStatement, SignatureStatus, sign_statement
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.invitation import Credential, Invitation, Member, OfferedTask
@@ -406,11 +406,11 @@ def report(node: str, version: int, rate: float) -> EvalReport:
 
 
 def test_spectators_are_told_what_nobody_signed_and_not_told_what_is_badly_signed() -> None:
-    forged = Heard(record("alpha", KEY, policy_version=99), SignatureStatus.REFUSED, KEY)
+    forged = CheckedStatement(record("alpha", KEY, policy_version=99), SignatureStatus.REFUSED, KEY)
     entries = [
         forged,
-        Heard(record("beta", OTHER), SignatureStatus.UNSIGNED),
-        Heard(record("gamma", KEY), SignatureStatus.SIGNED, KEY),
+        CheckedStatement(record("beta", OTHER), SignatureStatus.UNSIGNED),
+        CheckedStatement(record("gamma", KEY), SignatureStatus.SIGNED, KEY),
     ]
     seen = hub_state(130.0, entries, [report("delta", 1, 0.9)], {}, unsigned={"delta"})
     assert {node.node: node.signed for node in seen.nodes} == {"beta": False, "gamma": True, "delta": False}
@@ -422,7 +422,8 @@ def test_spectators_are_told_what_nobody_signed_and_not_told_what_is_badly_signe
 
 def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
     records = [
-        Heard(record(node, key), SignatureStatus.SIGNED, key) for node, key in (("alpha", KEY), ("beta", OTHER), ("idle", KEY))
+        CheckedStatement(record(node, key), SignatureStatus.SIGNED, key)
+        for node, key in (("alpha", KEY), ("beta", OTHER), ("idle", KEY))
     ]
     reports = [report("alpha", 0, 0.1), report("beta", 0, 0.2), report("alpha", 5, 0.3), report("beta", 5, 0.6)]
     counts = {"swarm.rollouts.v3.alpha": 4, "swarm.rollouts.v3.Not A Node": 9, "swarm.rollouts.v1.old": 3, "anything": 1}
@@ -437,8 +438,8 @@ def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
 
 def test_status_says_how_many_nodes_speak_which_version_of_the_messages() -> None:
     """An entry of a node that does not say speaks version 2."""
-    before = [Heard(record(node, KEY), SignatureStatus.SIGNED, KEY) for node in ("old", "older")]
-    now = Heard(record("new", OTHER, swarm_schema=SWARM_SCHEMA_VERSION), SignatureStatus.SIGNED, OTHER)
+    before = [CheckedStatement(record(node, KEY), SignatureStatus.SIGNED, KEY) for node in ("old", "older")]
+    now = CheckedStatement(record("new", OTHER, swarm_schema=SWARM_SCHEMA_VERSION), SignatureStatus.SIGNED, OTHER)
     seen = hub_state(130.0, [*before, now], [], {})
     assert hub_object(seen, "nats://hub")["message_versions"] == {"2": 2, "3": 1}
     assert "2 nodes of version 2, 1 node of version 3" in hub_caption(seen) and omissions(seen)[-1] in hub_caption(seen)

@@ -18,7 +18,7 @@ from shared.config import NodeConfig, TaskSpec
 from shared.contracts.control import NodeRecord
 from shared.contracts.messages import BatchItem
 from shared.contracts.wire import ModelIdentity
-from shared.identity.statements import Heard, SignatureStatus
+from shared.identity.statements import CheckedStatement, SignatureStatus
 from shared.run_records import FILE_NAMES_FILE
 from swarm_cli.dashboard.group_page import step_object
 from swarm_cli.dashboard.page_state import swarm_object
@@ -99,7 +99,7 @@ def test_the_page_calls_a_file_by_its_name_in_selectors_in_lists_and_under_nodes
         node="alpha", public_key="U", model=ModelIdentity(name="m", tokenizer_hash="a" * 64), tasks=[MINE, ELSEWHERE, "gcd"],
         policy_version=1, software="", updated_at=NOW,
     )  # fmt: skip
-    node = NodeState("alpha", at=NOW, entry=Heard(record, SignatureStatus.SIGNED, "U", ""))
+    node = NodeState("alpha", at=NOW, entry=CheckedStatement(record, SignatureStatus.SIGNED, "U", ""))
     recent = RecentGroups()
     made = batch(1, item("alpha", "beta", 1.0, dataset=MINE))
     recent.take("alpha", made)

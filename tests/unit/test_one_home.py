@@ -26,7 +26,7 @@ NAMES = {
     "DEFAULT_VERIFIER": "shared/registry.py",
     "HALF_TOLERANCE": "shared/model/full_precision.py",
     "LONGEST_PROBE": "shared/model/configuration.py",
-    "FORGETTING": "services/sampler/share_controller.py",
+    "FORGETTING": "services/sampler/composition.py",
     "MAX_TEXT_CHARS": "shared/contracts/limits.py",
 }
 """Numbers that also mean other things, by the name of what is meant, and the file that may give it

@@ -6,9 +6,9 @@ import pytest
 import structlog
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed, groups_wanted
+from services.sampler.composition import Composition
 from services.sampler.pool import Knowledge
 from services.sampler.reports import WaitingReport
-from services.sampler.share_controller import Shares
 from services.sampler.strategies import strategy_named
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, position, sampler
@@ -178,7 +178,7 @@ def test_what_is_wanted_is_two_batches_of_draws_less_what_the_pool_has_in_steps_
     made = history(external=5)
 
     def wanted(j: int, strategy: str = "uniform", after_s: float = 0.0, **changes: float) -> int:
-        settings, shares = sampler(**changes), Shares(local=2, external=j, most_local=2)
+        settings, shares = sampler(**changes), Composition(local=2, external=j, most_local=2)
         return groups_wanted(made.memory.external, shares, settings, strategy_named(strategy), made.now + after_s, Knowledge())
 
     assert [wanted(j) for j in (0, 2, 3, 4, 6)] == [0, 0, 3, 4, 12]
@@ -208,7 +208,7 @@ def test_where_j_may_rise_one_group_more_is_wanted_than_two_batches_draw() -> No
     made, settings = history(), sampler(adapt="adaptive", external=6)
 
     def wanted(j: int) -> int:
-        shares = Shares(local=8 - j, external=j, most_local=8)
+        shares = Composition(local=8 - j, external=j, most_local=8)
         return groups_wanted(made.memory.external, shares, settings, strategy_named("uniform"), made.now, Knowledge())
 
     assert [wanted(j) for j in (0, 1, 3, 6)] == [1, 3, 9, 12]

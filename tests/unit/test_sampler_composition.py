@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.sampler.assembly import BatchPlan, taken_of
+from services.sampler.assembly import BatchPlan, foreign_use
+from services.sampler.composition import Composition
 from services.sampler.pool import PoolEntry, pool_entry
-from services.sampler.share_controller import Shares
 from tests.unit.sampler_groups import scored_group
 
 
@@ -28,11 +28,11 @@ def waited_s(*entries: PoolEntry, now: float = 1000.0) -> float:
         shortage="none",
         node_cap=6,
         strategy="uniform",
-        shares=Shares(local=2, external=6, most_local=8),
+        shares=Composition(local=2, external=6, most_local=8),
         weights={},
         preference=None,
     )
-    return taken_of(plan, now).waited_s
+    return foreign_use(plan, now).waited_s
 
 
 def test_what_senders_claim_of_their_groups_age_says_nothing() -> None:

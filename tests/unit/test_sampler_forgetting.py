@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.sampler.share_controller import after_evaluation
+from services.sampler.composition import after_evaluation
 from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import MAX_DATASETS, DatasetLevel
 

@@ -12,7 +12,7 @@ from services.sampler.assembly import Assembly, BatchPlan, draw_with_newcomers
 from services.sampler.pool import Knowledge, PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import available, node_cap
-from services.trainer.selection.likelihood import Candidate, preferred_indices
+from services.trainer.selection.likelihood import CandidateGroup, preferred_indices
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.registry import STRATEGIES
@@ -21,7 +21,7 @@ from tests.unit.sampler_groups import scored_group
 
 def entry(seq: int, share: str, established: bool) -> PoolEntry:
     scored = scored_group(seq, node=f"n{seq}", origin="external")
-    return pool_entry(seq, msgspec.structs.replace(scored, share=share, established=established))
+    return pool_entry(seq, msgspec.structs.replace(scored, account=share, established=established))
 
 
 @given(
@@ -80,7 +80,7 @@ def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more(
         assert made.preference is not None
         liked = [-0.5 if each.established else -0.2 for each in made.external]
         candidates = [
-            Candidate(logprob=logprob, barred=False, sender=each.node, source=each.source, lot=each.seq * 7919 % 1009)
+            CandidateGroup(logprob=logprob, barred=False, sender=each.node, source=each.source, lot=each.seq * 7919 % 1009)
             for logprob, each in zip(liked, made.external, strict=True)
         ]
         kept = preferred_indices(candidates, made.preference, 1)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.sampler.assembly import Assembly, BatchPlan
-from services.sampler.memory import DUPLICATE_POSITIONS, ReplayPool, SamplerMemory, limits_of, replayed, state_for_new_stream
+from services.sampler.composition import Composition
+from services.sampler.memory import DUPLICATE_POSITIONS, ReplayPool, SamplerMemory, memory_limits, replayed, state_for_new_stream
 from services.sampler.pool import PoolEntry, pool_entry
-from services.sampler.share_controller import Shares
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
@@ -295,8 +295,8 @@ def configured(**sampler: object) -> NodeConfig:
 
 
 def test_the_settings_reach_the_rules_and_nonsense_is_refused() -> None:
-    assert limits_of(configured(replay=4).sampler).replay_batches == 10
-    assert limits_of(configured().sampler).replay_batches == 0
+    assert memory_limits(configured(replay=4).sampler).replay_batches == 10
+    assert memory_limits(configured().sampler).replay_batches == 0
     assert configured(local=0, external=4, adapt="adaptive", replay=2).sampler.replay == 2, "I may become more than 0"
     for wrong, words in (
         ({"local": 0, "adapt": "off", "replay": 1}, "no local groups to replay"),
@@ -313,7 +313,7 @@ def test_moving_i_and_j_leaves_the_number_of_replayed_groups_as_configured() -> 
     old = [entry(seq) for seq in range(1, 9)]
     new = [entry(seq) for seq in range(9, 13)]
     for local in (1, 2, 4):
-        shares = Shares(local=local, external=4 - local, most_local=4)
+        shares = Composition(local=local, external=4 - local, most_local=4)
         plan = Assembly(chosen, node="alpha", seed=1).decide(new, [], 2, position(1), 1000.0, shares=shares, replayable=old)
         assert isinstance(plan, BatchPlan) and (len(plan.local), len(plan.replayed)) == (local, 3)
 

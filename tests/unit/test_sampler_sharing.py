@@ -11,9 +11,9 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from services.sampler import share_controller
+from services.sampler import composition
+from services.sampler.composition import ForeignUse, HeldOutResult
 from services.sampler.pool import observed
-from services.sampler.share_controller import Evaluation, Taken
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import TaskScore
@@ -23,7 +23,7 @@ from tests.long_forms import FULL
 from tests.unit.sampler_paced import World
 
 SETTINGS = section_with(SamplerSection(external=6, max_external_age_s=600.0), {"adapt_period": 4, "adapt_informative": (0.2, 0.6)})
-ALL_CAME = Taken(wanted=6, taken=6, waited_s=10.0, left=50)
+ALL_CAME = ForeignUse(wanted=6, taken=6, waited_s=10.0, left=50)
 PASSES, MIXED, FAILS = [1.0] * 8, [1.0] * 4 + [0.0] * 4, [0.0] * 8
 
 
@@ -31,23 +31,23 @@ class Node:
     """The controller under local groups and batches made by hand."""
 
     def __init__(self, settings: SamplerSection = SETTINGS) -> None:
-        start = share_controller.reconciled(None, settings)
+        start = composition.reconciled(None, settings)
         assert start is not None
         self.settings, self.state, self.own = settings, start, OwnRecord()
-        self.evaluation: Evaluation | None = None
+        self.evaluation: HeldOutResult | None = None
 
-    def period(self, *groups: list[float], batch: Taken = ALL_CAME) -> int:
+    def period(self, *groups: list[float], batch: ForeignUse = ALL_CAME) -> int:
         """One period with these local groups; returns the J that follows."""
         for rewards in groups:
             self.own = observed(self.own, "gcd", rewards, [reward >= 0.99 for reward in rewards])
         for _ in range(self.settings.adapt_period):
-            batch = Taken(
+            batch = ForeignUse(
                 wanted=self.state.external,
                 taken=min(batch.taken, self.state.external),
                 waited_s=batch.waited_s,
                 left=batch.left,
             )
-            after = share_controller.after_batch(self.state, self.settings, self.own, batch, self.evaluation)
+            after = composition.after_batch(self.state, self.settings, self.own, batch, self.evaluation)
             assert after is not None
             self.state = after
         return self.state.external
@@ -56,7 +56,7 @@ class Node:
         """A held-out result; `datasets`: pass rates of as many questions each."""
         each = n // max(1, len(datasets))
         per_task = {name: TaskScore(n=each, pass_rate=rate, mean_reward=rate) for name, rate in datasets.items()}
-        self.evaluation = Evaluation(version=version, pass_rate=rate, n=n, per_task=per_task)
+        self.evaluation = HeldOutResult(version=version, pass_rate=rate, n=n, per_task=per_task)
 
 
 def few(informative: int, of: int = 16) -> list[list[float]]:
@@ -86,7 +86,7 @@ def test_a_period_that_has_not_ended_moves_nothing() -> None:
     node = Node()
     for _ in range(3):
         node.own = observed(node.own, "gcd", FAILS, [False] * len(FAILS))
-        node.state = share_controller.after_batch(node.state, SETTINGS, node.own, ALL_CAME, None)
+        node.state = composition.after_batch(node.state, SETTINGS, node.own, ALL_CAME, None)
     assert node.state.external == 6
 
 
@@ -103,15 +103,15 @@ def test_an_own_reward_that_falls_while_sharing_halves_j_and_doubles_the_patienc
 
 def test_a_change_of_scorer_is_no_fall_of_the_reward_or_of_a_held_out_rate() -> None:
     node, former, other = Node(), "a" * 64, "b" * 64
-    node.state = share_controller.scored_by(node.state, former, node.own) or node.state
+    node.state = composition.scored_by(node.state, former, node.own) or node.state
     for turn in range(6):
         node.evaluate(4 * turn, 0.8, gcd=0.8)
         node.period(*[MIXED, *[PASSES] * 4, *[FAILS] * 11])
     before = node.state
     assert before.reward is not None and before.held_out is not None and before.external == 6
-    assert share_controller.scored_by(before, former, node.own) == before, "a restart forgets nothing"
+    assert composition.scored_by(before, former, node.own) == before, "a restart forgets nothing"
     node.own = observed(node.own, "gcd", FAILS, [False] * len(FAILS))  # of the new scorer, and of no whole period
-    node.state = share_controller.scored_by(before, other, node.own) or node.state
+    node.state = composition.scored_by(before, other, node.own) or node.state
     assert (node.state.reward, node.state.held_out, node.state.datasets, node.state.batches) == (None, None, [], 0)
     assert (node.state.external, node.state.ceiling, node.state.patience) == (before.external, before.ceiling, before.patience)
     hard = [FAILS] * 15 + [MIXED]
@@ -121,14 +121,14 @@ def test_a_change_of_scorer_is_no_fall_of_the_reward_or_of_a_held_out_rate() -> 
 
 def test_an_evaluation_by_another_scorer_is_not_counted_and_one_on_other_questions_begins_anew() -> None:
     node, scorer = Node(), "a" * 64
-    node.state = share_controller.scored_by(node.state, scorer, node.own) or node.state
+    node.state = composition.scored_by(node.state, scorer, node.own) or node.state
     for turn in range(4):
-        node.evaluation = Evaluation(version=turn, pass_rate=0.8, n=200, scorer=scorer, questions="c" * 64)
+        node.evaluation = HeldOutResult(version=turn, pass_rate=0.8, n=200, scorer=scorer, questions="c" * 64)
         node.period(*few(1))
-    node.evaluation = Evaluation(version=5, pass_rate=0.1, n=200, scorer="b" * 64, questions="c" * 64)
+    node.evaluation = HeldOutResult(version=5, pass_rate=0.1, n=200, scorer="b" * 64, questions="c" * 64)
     node.period(*few(1))
     assert node.state.held_out is not None and node.state.held_out.now == 0.8 and node.state.held_out_version == 3
-    node.evaluation = Evaluation(version=6, pass_rate=0.1, n=200, scorer=scorer, questions="d" * 64)
+    node.evaluation = HeldOutResult(version=6, pass_rate=0.1, n=200, scorer=scorer, questions="d" * 64)
     node.period(*few(1))
     assert node.state.held_out.now == node.state.held_out.best == 0.1 and node.state.external == 6
 
@@ -207,20 +207,20 @@ def test_a_fall_without_sharing_is_not_blamed_on_it() -> None:
 
 def test_groups_that_do_not_come_or_come_late_are_wanted_less_without_a_loss_of_patience() -> None:
     silent = Node()
-    nothing = Taken(wanted=6, taken=0, waited_s=0.0, left=0)
+    nothing = ForeignUse(wanted=6, taken=0, waited_s=0.0, left=0)
     assert [silent.period(*few(1), batch=nothing) for _ in range(4)] == [3, 1, 0, 0]
     assert [silent.period(*few(1), batch=nothing) for _ in range(10)] == [0] * 10, "an empty pool is not tried"
     assert silent.state.patience == 2
     assert [silent.period(*few(1)) for _ in range(4)][-1] > 0, "until there are groups again"
 
     stale = Node()
-    old = Taken(wanted=6, taken=8, waited_s=500.0, left=50)
+    old = ForeignUse(wanted=6, taken=8, waited_s=500.0, left=50)
     assert [stale.period(*few(1), batch=old) for _ in range(4)] == [5, 4, 3, 2]
 
 
 def test_a_configuration_with_fewer_groups_is_kept_to_at_once() -> None:
-    big = share_controller.reconciled(None, SETTINGS.model_copy(update={"external": 24}))
-    fewer = share_controller.reconciled(big, SETTINGS)
+    big = composition.reconciled(None, SETTINGS.model_copy(update={"external": 24}))
+    fewer = composition.reconciled(big, SETTINGS)
     assert big is not None and big.external == 24 and fewer is not None and fewer.external == 6
 
 
@@ -257,7 +257,7 @@ def test_whatever_moves_i_and_j_nobody_waits_for_ever_and_nothing_is_too_stale(
     history = world.history
     for what, value in happens:
         if what == "rate":
-            world.evaluation = Evaluation(version=history.trained, pass_rate=value, n=50)
+            world.evaluation = HeldOutResult(version=history.trained, pass_rate=value, n=50)
         else:
             setattr(world, what, value)
         trained = history.trained
@@ -298,7 +298,7 @@ def test_a_crash_changes_no_batch_while_i_and_j_move() -> None:
         world = World(seed=5, informative=0.1, trains=1.0, shortage_wait_s=0.0)
         for tick in range(300):
             world.informative = 0.05 if tick < 120 else 0.9
-            world.evaluation = Evaluation(version=tick // 10, pass_rate=0.2 + 0.3 * (tick % 50 > 25), n=100)
+            world.evaluation = HeldOutResult(version=tick // 10, pass_rate=0.2 + 0.3 * (tick % 50 > 25), n=100)
             world.tick()
             if crashes and tick % 3 == 0:
                 world.history.crash()

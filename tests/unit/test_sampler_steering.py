@@ -11,8 +11,8 @@ import msgpack
 import pytest
 
 from services.sampler.assembly import BatchPlan
-from services.sampler.memory import limits_of
-from services.sampler.share_controller import next_shares, reconciled
+from services.sampler.composition import next_composition, reconciled
+from services.sampler.memory import memory_limits
 from services.sampler.strategies.base import Strategy, draw_uniformly, has_advantage
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
@@ -119,7 +119,7 @@ def test_batches_and_positions_of_an_older_version_are_still_read() -> None:
 def test_where_nothing_may_move_nothing_moves(sampler: dict[str, Any]) -> None:
     section = configured(**sampler).sampler
     assert reconciled(None, section) is None
-    shares = next_shares(None, section)
+    shares = next_composition(None, section)
     assert (shares.local, shares.external, shares.most_local) == (section.local, section.external, section.local)
 
 
@@ -129,15 +129,15 @@ def test_what_the_configuration_no_longer_asks_for_ends_and_what_it_newly_asks_f
     assert state is not None and reconciled(state, moving) == state
     assert reconciled(state, configured(adapt="off").sampler) is None
     smaller = configured(local=2, external=1, adapt="adaptive").sampler
-    shares = next_shares(reconciled(state, smaller), smaller)
+    shares = next_composition(reconciled(state, smaller), smaller)
     assert (shares.local, shares.external, shares.most_local) == (2, 1, 3)
 
 
 def test_pools_hold_what_the_largest_i_and_j_may_have_out() -> None:
-    bounds = limits_of(configured(local=2, external=6, max_staleness=2, adapt="adaptive").sampler)
+    bounds = memory_limits(configured(local=2, external=6, max_staleness=2, adapt="adaptive").sampler)
     assert (bounds.in_flight_local, bounds.pool_local, bounds.pool_external) == (24, 1024, 1024)
     small = {"pool_local": 1, "pool_external": 1}
-    bounds = limits_of(section_with(configured(local=2, external=6, max_staleness=2, adapt="adaptive").sampler, small))
+    bounds = memory_limits(section_with(configured(local=2, external=6, max_staleness=2, adapt="adaptive").sampler, small))
     assert (bounds.pool_local, bounds.pool_external) == (24, 6)
 
 

@@ -11,7 +11,7 @@ from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Heard, hear, sign_statement
+from shared.identity.statements import CheckedStatement, check_statement, sign_statement
 from swarm_cli.observe.evaluation_log import EvaluationLog
 
 NOW = time.time()
@@ -20,7 +20,7 @@ MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 def looked_at(reported: Mapping[tuple[str, str], Sequence[float]]) -> str | None:
     """Show where each name of a swarm reported so long ago, as a server keeps it."""
-    log, entries, keys = EvaluationLog(), list[Heard[NodeRecord]](), {name: SigningKey(new_seed()) for name in reported}
+    log, entries, keys = EvaluationLog(), list[CheckedStatement[NodeRecord]](), {name: SigningKey(new_seed()) for name in reported}
     kept = [(ago, *who) for who, agos in reported.items() for ago in sorted(agos)[: SWARM_LIMITS.evals_max_per_node]]
     for ago, name, swarm in sorted(kept, reverse=True):
         at = NOW - ago
@@ -34,7 +34,7 @@ def looked_at(reported: Mapping[tuple[str, str], Sequence[float]]) -> str | None
         record = NodeRecord(
             node=name, public_key=key.public_key, model=model, tasks=["gcd"], policy_version=1, software="swarm", updated_at=NOW
         )
-        entries.append(hear(encode(sign_statement(record, key, swarm)), NodeRecord, NOW))
+        entries.append(check_statement(encode(sign_statement(record, key, swarm)), NodeRecord, NOW))
     return log.senior_swarm(entries)
 
 

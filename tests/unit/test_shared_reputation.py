@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.trainer.selection.left_out import Findings, absurd_text
-from services.verifier.refusals import BLAME, Found, Refusal
+from services.verifier.refusals import BLAME, LaterOffence, Refusal
 from services.verifier.reputation import FIRST_S, MAX_EVENTS, Reputation, Senders, SharedReputation
 from services.verifier.trust import KnownKeys
 from shared.contracts import subjects
@@ -178,7 +178,7 @@ def test_what_the_trainer_finds_costs_the_sender_its_share_in_proportion_once_an
             await replica.shared.exchange(NOW_S)
             assert replica.known.remaining_s("UGAMMA", NOW_S) == 0.0
         suspicion = replica.known.suspicion("UGAMMA", NOW_S)
-        assert 0.1 < suspicion <= BLAME[Found.ABSURD]
+        assert 0.1 < suspicion <= BLAME[LaterOffence.ABSURD]
         assert not replica.senders.by_key("UGAMMA", NOW_S).established
         assert replica.senders.by_key("UBETA", NOW_S).established
         for _ in range(5):

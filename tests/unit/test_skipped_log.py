@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from services.trainer.selection.left_out import TOLD_EVERY_S, LeftOut, LeftOutReport
+from services.trainer.selection.left_out import TOLD_EVERY_S, LeftOutReport, LeftOutSummary
 
 STEP_S = 0.7
 
 
-def told(news: LeftOutReport, steps: int, absurd: int, *, every: int = 1, first_s: float = 0.0) -> list[LeftOut]:
+def told(news: LeftOutReport, steps: int, absurd: int, *, every: int = 1, first_s: float = 0.0) -> list[LeftOutSummary]:
     """The lines of `steps` steps with 20 answers of beta, of which each `every`-th step leaves a
     group with `absurd` answers out.
     """

@@ -12,7 +12,7 @@ from shared.contracts.control import EvalReport, NodeRecord, TaskScore
 from shared.contracts.messages import Task, TaskRef
 from shared.contracts.wire import MessageError, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import SignatureStatus, SignedStatement, hear, said_in, sign_statement
+from shared.identity.statements import SignatureStatus, SignedStatement, check_statement, sign_statement, statement_content
 from shared.tasks.held_out import held_out_id
 from shared.tasks.prompt import text_task
 from swarm_cli.observe.evaluation_log import (
@@ -55,25 +55,25 @@ def signed(said: EvalReport | NodeRecord, key: SigningKey = KEY, swarm: str = "r
 
 
 def standing(payload: bytes, swarm: str | None = None) -> tuple[SignatureStatus, str]:
-    heard = hear(payload, EvalReport, NOW, swarm)
+    heard = check_statement(payload, EvalReport, NOW, swarm)
     return heard.standing, heard.problem
 
 
 def test_a_signed_statement_reads_back_as_it_was_with_its_key_and_swarm() -> None:
-    heard = hear(encode(signed(report())), EvalReport, NOW, "run-1")
+    heard = check_statement(encode(signed(report())), EvalReport, NOW, "run-1")
     assert (heard.said, heard.standing, heard.public_key, heard.swarm) == (
         report(),
         SignatureStatus.SIGNED,
         KEY.public_key,
         "run-1",
     )
-    entry = hear(encode(signed(record())), NodeRecord, NOW)
+    entry = check_statement(encode(signed(record())), NodeRecord, NOW)
     assert (entry.said, entry.standing) == (record(), SignatureStatus.SIGNED)
 
 
 def test_a_statement_of_software_that_did_not_sign_is_read_and_marked() -> None:
     assert standing(encode(report())) == (SignatureStatus.UNSIGNED, "")
-    assert said_in(encode(report()), EvalReport) == said_in(encode(signed(report())), EvalReport) == report()
+    assert statement_content(encode(report()), EvalReport) == statement_content(encode(signed(report())), EvalReport) == report()
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_a_statement_counts_in_the_swarm_and_as_the_kind_and_for_the_key_that_it
     claimed = msgspec.structs.replace(signed(report()), public_key=OTHER.public_key)
     assert standing(encode(claimed))[0] is SignatureStatus.REFUSED
     with pytest.raises(MessageError):
-        hear(encode(signed(record())), EvalReport, NOW)
-    entry = hear(encode(signed(record(OTHER))), NodeRecord, NOW)
+        check_statement(encode(signed(record())), EvalReport, NOW)
+    entry = check_statement(encode(signed(record(OTHER))), NodeRecord, NOW)
     assert (entry.standing, entry.problem) == (
         SignatureStatus.REFUSED,
         "the entry names a different key from the one that signed it",
@@ -117,7 +117,7 @@ def test_a_time_in_the_future_is_refused_as_it_would_stay_the_newest_for_ever() 
 @pytest.mark.parametrize("payload", [b"", b"\xff", encode(record()), b"\x80"])
 def test_what_is_no_statement_is_none(payload: bytes) -> None:
     with pytest.raises(MessageError):
-        hear(payload, EvalReport, NOW)
+        check_statement(payload, EvalReport, NOW)
 
 
 def test_the_id_of_a_held_out_set_follows_its_tasks_and_not_their_order() -> None:

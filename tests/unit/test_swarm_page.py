@@ -30,7 +30,7 @@ from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, Task
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import SignatureStatus, hear
+from shared.identity.statements import SignatureStatus, check_statement
 from shared.roles import ROLES, Role
 from shared.runtime.status import StatusBoard
 from shared.transport.base import StoredMessage
@@ -401,9 +401,9 @@ async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path)
     finally:
         await cancel_and_wait(*loops)
     assert messages and messages[0].inline is not None and entry is not None
-    score = hear(messages[0].inline, EvalReport, time.time() + 1e6, "run-7")
+    score = check_statement(messages[0].inline, EvalReport, time.time() + 1e6, "run-7")
     assert (score.said, score.standing, score.public_key) == (said, SignatureStatus.SIGNED, key.public_key)
-    assert hear(entry.value, NodeRecord, time.time(), "run-7").standing is SignatureStatus.SIGNED
+    assert check_statement(entry.value, NodeRecord, time.time(), "run-7").standing is SignatureStatus.SIGNED
 
 
 def test_a_card_shows_the_end_of_a_long_question_where_tasks_of_one_dataset_differ() -> None:

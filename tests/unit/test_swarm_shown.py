@@ -10,7 +10,7 @@ from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.streams import ensure_swarm_streams
 from shared.contracts.wire import DEFAULT_SWARM_ID, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Heard, SignatureStatus, sign_statement
+from shared.identity.statements import CheckedStatement, SignatureStatus, sign_statement
 from swarm_cli.invitation import Member, write_token
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.node_state import NodeState
@@ -31,7 +31,7 @@ def record(node: str, key: SigningKey, at: float, model: str = "m") -> NodeRecor
 
 
 def listed(node: str, swarm: str, at: float = NOW) -> NodeState:
-    entry = Heard(record(node, KEYS["eve"], at), SignatureStatus.SIGNED, KEYS["eve"].public_key, swarm)
+    entry = CheckedStatement(record(node, KEYS["eve"], at), SignatureStatus.SIGNED, KEYS["eve"].public_key, swarm)
     return NodeState(node, entry=entry)
 
 

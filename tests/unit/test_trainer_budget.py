@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.selection.group_tokens import GROUP_BUDGET, SENDER_BUDGET, Cost, over_budget, usual_cost
+from services.trainer.selection.group_tokens import GROUP_BUDGET, SENDER_BUDGET, PassCost, over_budget, usual_cost
 
 
-def costs(node: str, *positions: int, local: bool = False) -> list[Cost]:
-    return [Cost(node, local, each) for each in positions]
+def costs(node: str, *positions: int, local: bool = False) -> list[PassCost]:
+    return [PassCost(node, local, each) for each in positions]
 
 
 def test_usual_is_the_largest_of_the_possible_local_group_the_costliest_local_one_and_the_median() -> None:
@@ -37,12 +37,14 @@ def test_local_groups_have_no_budget_and_an_infinite_factor_has_no_bound() -> No
 
 
 group_costs = st.lists(
-    st.builds(Cost, st.sampled_from(["beta", "gamma", "delta"]), st.booleans(), st.integers(1, 100_000)), max_size=20
+    st.builds(PassCost, st.sampled_from(["beta", "gamma", "delta"]), st.booleans(), st.integers(1, 100_000)), max_size=20
 )
 
 
 @given(group_costs, st.integers(1, 5000), st.sampled_from([1.0, 2.0, 4.0]))
-def test_what_is_left_is_within_both_budgets_and_no_usual_group_is_left_out(each: list[Cost], usual: int, factor: float) -> None:
+def test_what_is_left_is_within_both_budgets_and_no_usual_group_is_left_out(
+    each: list[PassCost], usual: int, factor: float
+) -> None:
     found = over_budget(each, usual, factor)
     allowed = usual_cost(each, usual)
     for node in {cost.node for cost in each}:

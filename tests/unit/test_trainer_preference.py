@@ -23,7 +23,7 @@ from services.trainer.learner import Learner
 from services.trainer.selection.intake import take_in
 from services.trainer.selection.likelihood import (
     MASTERED,
-    Candidate,
+    CandidateGroup,
     gives_already,
     is_new,
     prefer,
@@ -73,10 +73,10 @@ def means(learner: Learner, batch: Batch) -> dict[str, float]:
 
 def rated(
     values: Sequence[float], nodes: Sequence[str], sources: Sequence[str] = (), barred: Container[int] = ()
-) -> list[Candidate]:
+) -> list[CandidateGroup]:
     """Candidates with these logprobs."""
     return [
-        Candidate(
+        CandidateGroup(
             logprob=value,
             barred=index in barred,
             sender=node,

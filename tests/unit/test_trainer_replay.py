@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from services.trainer.figures import TrainerGauges
 from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.selection.intake import CapabilityRules, after_batch, take_in
+from services.trainer.selection.intake import take_in
 from services.trainer.selection.likelihood import local_means
 from shared.contracts.codec import decode, encode, pack_logprobs
 from shared.contracts.messages import Batch, ScoredGroup
@@ -123,13 +123,6 @@ def test_rewards_groups_and_staleness_of_new_local_groups_leave_replayed_ones_ou
     assert registry.get_sample_value("swarm_trainer_reward", {"origin": "local"}) == 0.125
     assert registry.get_sample_value("swarm_trainer_staleness_steps_max") == 1.0
     assert (board.get("staleness_max"), board.get("reward_local")) == (1, 0.125)
-
-
-def test_a_replayed_group_is_no_news_of_how_able_this_node_is(model: Path) -> None:
-    of = learner(model)
-    rules = CapabilityRules(window_batches=5)
-    batch = batch_of(3, [local_group(of, 1, rewards=(1.0, 0.0))])
-    assert after_batch([], with_replayed(batch, local_group(of, 2)), rules) == after_batch([], batch, rules)
 
 
 def test_how_likely_foreign_text_must_be_is_told_by_new_local_answers_alone(model: Path) -> None:

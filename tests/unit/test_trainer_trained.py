@@ -41,7 +41,6 @@ def learner(model: Path, **trainer: Any) -> Learner:
             "foreign_weight_positive": "capped",
             "foreign_weight_negative": "capped",
             "drop_foreign_negatives": False,
-            "foreign_capability_window": 0,
             "weight_decay": 0.0,
         },
     }

@@ -30,7 +30,7 @@ SENDER_BUDGET = "sender_budget"
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PassCost:
     """Positions that a forward pass computes for one group, with its prompt once per completion."""
 
     node: str
@@ -38,7 +38,7 @@ class Cost:
     positions: int
 
 
-def usual_cost(costs: Sequence[Cost], usual_tokens: int) -> float:
+def usual_cost(costs: Sequence[PassCost], usual_tokens: int) -> float:
     """The usual cost of a group: the completions of the largest possible local group, or more if
     this batch's costliest local group or its median group costs more.
     """
@@ -48,7 +48,7 @@ def usual_cost(costs: Sequence[Cost], usual_tokens: int) -> float:
     return float(max(usual_tokens, *local, statistics.median_low([cost.positions for cost in costs])))
 
 
-def over_budget(costs: Sequence[Cost], usual_tokens: int, factor: float) -> dict[int, str]:
+def over_budget(costs: Sequence[PassCost], usual_tokens: int, factor: float) -> dict[int, str]:
     """Indexes of the foreign groups to leave out, with the reason: GROUP_BUDGET, or SENDER_BUDGET
     for a sender's costliest ones.
 

@@ -2,15 +2,14 @@
 group's share of the step.
 
 A group that cannot be used, for whatever reason, is left out and counted; so is a foreign one that
-exceeds its budget. Advantages of foreign groups may be multiplied by what their sender's text is
-worth relative to this node's.
+exceeds its budget.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,8 +17,8 @@ from services.trainer.gradient.bounded_step import mean_of, token_shares
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.trainer.selection.group_tokens import (
-    Cost,
     GroupTokens,
+    PassCost,
     SkippedGroup,
     TokenRules,
     answers_present,
@@ -28,130 +27,9 @@ from services.trainer.selection.group_tokens import (
     over_budget,
 )
 from shared.config import NodeConfig
-from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.model.prompts import tokenizer_hash
 from shared.model.reading import model_max_length
-
-# How often a sender's groups passed here, over earlier batches, estimates what its text is worth.
-# HACPO (arXiv 2603.02604) multiplies the advantages of agent j's text, where k learns from it, by
-# clip(P_j / P_k, 0.1, 10), with P the mean accuracy over the last five batches of questions that
-# all agents answer. Nodes of a swarm answer different questions and share only some of their
-# groups, so three things differ:
-#
-# * **Like is compared with like.** A foreign group whose rewards are all equal is never drawn,
-# while local groups are trained on whatever their rewards are. If all of them counted, others would
-# look more capable on hard sources and less capable on easy ones than they are. So on both sides
-# only groups count in which some completions pass and some fail. That moves both means towards a
-# half: among groups of one size, a factor is nearer to 1 than the ratio of true pass rates, and on
-# the same side of it. Groups of two carry no information.
-#
-# * **By source.** Each of the sender's groups is compared with the mean pass rate of this node's
-# groups on the same task source, so that easy tasks do not make a sender look capable. Sources that
-# only one side has do not count.
-#
-# * **Earlier batches only.** A factor does not depend on the rewards of the group that it
-# multiplies; otherwise groups would count for more because they turned out well.
-#
-# The rewards are those of this node's scorer; a sender's claims play no part. A sender may still
-# choose which groups it sends: that gives it at most a P of 1, so a factor of 1 / P_own.
-
-LEAST_GROUPS = 4
-"""Smallest number of known groups, both of the sender and of this node, on sources that both have;
-with fewer the factor is 1. The mean of four is off by an eighth where a single one is off by a
-quarter.
-"""
-
-Seen = tuple[str | None, str, float]
-"""A group of an earlier batch: its sender (`share_of`; None: this node), its task source, the part
-of it that passed.
-"""
-
-Window = list[list[Seen]]
-"""One list per batch, oldest first. Plain values, as stored in a checkpoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapabilityRules:
-    """window_batches: how many earlier batches count; 0: every factor is 1. low, high: bounds of a
-    factor.
-    """
-
-    window_batches: int = 0
-    low: float = 0.1
-    high: float = 10.0
-
-    @classmethod
-    def of(cls, trainer: TrainerSection) -> CapabilityRules:
-        """The factors that a node's configuration asks for."""
-        low, high = trainer.constants.foreign_capability_bounds
-        return cls(window_batches=trainer.constants.foreign_capability_window, low=low, high=high)
-
-    def __post_init__(self) -> None:
-        """Refuse bounds that exclude a factor of 1."""
-        if self.window_batches < 0:
-            raise ValueError(f"window_batches is {self.window_batches}: it must be 0 or more")
-        if not 0.0 < self.low <= 1.0 <= self.high < math.inf:
-            raise ValueError(f"bounds are {self.low} and {self.high}: need 0 < low <= 1 <= high")
-
-
-def capability_factors(window: Window, rules: CapabilityRules) -> dict[str, float]:
-    """By sender: clip(P_sender / P_own, low, high). Senders about whom too little is known are
-    omitted, which means 1.
-
-    Example: the sender's groups of one source passed 3/4 on average and this node's of that source
-    1/4: the factor is 3.
-    """
-    own: dict[str, list[float]] = {}
-    theirs: dict[str, list[tuple[str, float]]] = {}
-    for author, source, passed in (seen for batch in window for seen in batch):
-        if author is None:
-            own.setdefault(source, []).append(passed)
-        else:
-            theirs.setdefault(author, []).append((source, passed))
-    factors: dict[str, float] = {}
-    for author, groups in theirs.items():
-        compared = [(source, passed) for source, passed in groups if source in own]
-        if min(len(compared), sum(len(own[source]) for source in {source for source, _ in compared})) < LEAST_GROUPS:
-            continue
-        author_passes = math.fsum(passed for _, passed in compared)
-        local_passes = math.fsum(math.fsum(own[source]) / len(own[source]) for source, _ in compared)
-        factors[author] = min(max(author_passes / local_passes, rules.low), rules.high)
-    return factors
-
-
-def after_batch(window: Window, batch: Batch, rules: CapabilityRules) -> Window:
-    """The window after training on `batch`, for the next batch."""
-    return newest([*window, _news(batch)], rules)
-
-
-def _news(batch: Batch) -> list[Seen]:
-    """The batch's groups for the window; replayed groups were recorded with their first batch."""
-    return [seen for item in batch.items if not item.replayed and (seen := _seen(item.scored)) is not None]
-
-
-def newest(window: Window, rules: CapabilityRules) -> Window:
-    """The part that the rules use of a window that may have been kept under other rules."""
-    return window[len(window) - min(len(window), rules.window_batches) :]
-
-
-def share_of(scored: ScoredGroup) -> str:
-    """The name under which a foreign group's sender is recorded: the one that its share of a batch
-    counts against.
-    """
-    return scored.share or scored.group.node
-
-
-def _seen(scored: ScoredGroup) -> Seen | None:
-    """None if the group cannot be compared: it is not scored, no pass is defined, or all its
-    completions pass, or none.
-    """
-    passes, completions = sum(scored.passed or ()), len(scored.rewards)
-    if scored.failure is not None or completions != len(scored.group.completions) or not 0 < passes < completions:
-        return None
-    ref = scored.group.task.ref
-    return None if scored.origin == "local" else share_of(scored), f"{ref.dataset} {ref.config}", passes / completions
-
 
 Dropped = tuple[str, float]
 """Why an answer is not trained on, and the advantage that it would have had."""
@@ -161,19 +39,17 @@ Dropped = tuple[str, float]
 class IntakeRules(TokenRules):
     """The trainer's intake limits, besides those of its tokenizer and model.
 
-    capability: factor on a foreign completion's advantage, by its sender. max_foreign_advantage:
-    limit of a foreign completion's advantage after that factor. usual_tokens: the most tokens that
-    a local group can have, prompt excluded. foreign_cost_factor: how much more than usual in its
-    batch a foreign group may cost (`selection.group_tokens`). foreign_share_factor: the same for
-    the tokens that it counts for in the loss (`gradient.bounded_step`). drop_truncated: leave out
-    answers truncated at the length limit. drop_foreign_negatives, drop_local_negatives: leave out
-    foreign or local answers with a negative advantage. All of these stay in their group's baseline;
-    a group without any answers left is skipped as `truncated` or `negative`.
+    max_foreign_advantage: limit of a foreign completion's advantage. usual_tokens: the most tokens
+    that a local group can have, prompt excluded. foreign_cost_factor: how much more than usual in
+    its batch a foreign group may cost (`selection.group_tokens`). foreign_share_factor: the same
+    for the tokens that it counts for in the loss (`gradient.bounded_step`). drop_truncated: leave
+    out answers truncated at the length limit. drop_foreign_negatives, drop_local_negatives: leave
+    out foreign or local answers with a negative advantage. All of these stay in their group's
+    baseline; a group without any answers left is skipped as `truncated` or `negative`.
     """
 
     external_weight: float = 1.0
     advantages: AdvantageConfig = field(default_factory=AdvantageConfig)
-    capability: CapabilityRules = field(default_factory=CapabilityRules)
     max_foreign_advantage: float = math.inf
     usual_tokens: int = 0
     foreign_cost_factor: float = math.inf
@@ -205,7 +81,6 @@ class IntakeRules(TokenRules):
             max_foreign_tokens=config.max_foreign_tokens,
             external_weight=trainer.constants.external_weight,
             advantages=AdvantageConfig.of(config),
-            capability=CapabilityRules.of(trainer),
             max_foreign_advantage=trainer.constants.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
             usual_tokens=generator.completions * generator.max_new_tokens,
             foreign_cost_factor=trainer.constants.foreign_cost_factor or math.inf,
@@ -226,7 +101,6 @@ class IntakeRecord:
     `groups_local`, `reward_local` and `staleness_*` leave out. None where the batch had none.
     staleness_*: policy versions, over local groups. foreign_answers_of: foreign answers trained on,
     by node. over_budget_of: whose groups among `skipped` were left out for their cost.
-    capability_of: what foreign advantages were multiplied by, by node, where enough is known of it.
     behaviour_share, reencoded_share: shares of the groups taken in. alike_of: local groups whose
     rewards are all equal: `right`, `wrong`, or `alike` where no pass is defined. cut_off_share: of
     local answers, those that ended at the length limit.
@@ -245,7 +119,6 @@ class IntakeRecord:
     skipped: dict[str, int]
     foreign_answers_of: dict[str, int] = field(default_factory=dict)
     over_budget_of: dict[str, int] = field(default_factory=dict)
-    capability_of: dict[str, float] = field(default_factory=dict)
     staleness_mean: float | None
     staleness_max: int | None
     staleness_replayed: float | None = None
@@ -262,8 +135,7 @@ class Intake:
     with_behaviour: groups whose behaviour logprobs are known. reencoded: groups with some text
     encoded here. zero_advantage: groups whose rewards are all equal. skipped: numbers of groups
     left out, by reason. alike_of: as in `IntakeRecord`; cut_off: local answers that ended at the
-    length limit. over_budget_of: foreign groups left out for their cost, by node.
-    capability_of: factors on the advantages of foreign groups, by node, where not 1. rewards_local,
+    length limit. over_budget_of: foreign groups left out for their cost, by node. rewards_local,
     rewards_external, rewards_replayed: of every completion of the groups trained on. skipped_of:
     why each group was left out, by its id. dropped_of: the same for single answers of groups
     trained on, by group id and index, with their advantage. staleness, staleness_replayed: of the
@@ -281,7 +153,6 @@ class Intake:
     rewards_local: list[float]
     rewards_external: list[float]
     over_budget_of: Counter[str] = field(default_factory=Counter)
-    capability_of: dict[str, float] = field(default_factory=dict)
     alike_of: Counter[str] = field(default_factory=Counter)
     cut_off: int = 0
     replayed: int = 0
@@ -317,7 +188,6 @@ class Intake:
             skipped=dict(sorted(self.skipped.items())),
             foreign_answers_of=dict(sorted(self.foreign_answers_of.items())),
             over_budget_of=dict(sorted(self.over_budget_of.items())),
-            capability_of=dict(sorted(self.capability_of.items())),
             staleness_mean=mean_of(self.staleness),
             staleness_max=max(self.staleness, default=None),
             staleness_replayed=mean_of(self.staleness_replayed),
@@ -342,10 +212,10 @@ class _Taken:
         return self.is_local and not self.replayed
 
     @property
-    def cost(self) -> Cost:
+    def cost(self) -> PassCost:
         """Positions that a forward pass computes if nothing is shared."""
         lengths = [len(ids) for ids in self.tokens.completions if ids]
-        return Cost(self.scored.group.node, self.is_local, len(self.tokens.prompt_ids) * len(lengths) + sum(lengths))
+        return PassCost(self.scored.group.node, self.is_local, len(self.tokens.prompt_ids) * len(lengths) + sum(lengths))
 
 
 def _alike(scored: ScoredGroup) -> str:
@@ -361,12 +231,8 @@ def _cut_off(scored: ScoredGroup) -> int:
     return sum(answer.finish_reason == "length" for answer in scored.group.completions)
 
 
-def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> Intake:
-    """Turn a batch into token groups with advantages, in the batch's order.
-
-    earlier: what is known of the batches before it; None: nothing.
-    """
-    factors = capability_factors(earlier or [], rules.capability)
+def take_in(batch: Batch, rules: IntakeRules) -> Intake:
+    """Turn a batch into token groups with advantages, in the batch's order."""
     readable: list[_Taken] = []
     skipped: Counter[str] = Counter()
     skipped_of: dict[str, str] = {}
@@ -386,7 +252,7 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
     taken, advantages, groups = [], [], []
     dropped_of: dict[str, dict[int, Dropped]] = {}
     affordable = [each for index, each in enumerate(readable) if index not in dropped]
-    for each, of_group in zip(affordable, _advantages(affordable, rules, factors), strict=True):
+    for each, of_group in zip(affordable, _advantages(affordable, rules), strict=True):
         without: dict[int, str] = {}
         try:
             groups.append(_token_group(each, of_group, rules, without))
@@ -415,11 +281,6 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
         replayed=sum(each.replayed for each in taken),
         rewards_replayed=[reward for each in taken if each.replayed for reward in each.scored.rewards],
         over_budget_of=Counter(readable[index].scored.group.node for index in dropped),
-        capability_of={
-            each.scored.group.node: factors[share_of(each.scored)]
-            for each in taken
-            if not each.is_local and share_of(each.scored) in factors
-        },
         skipped_of=skipped_of,
         dropped_of=dropped_of,
         staleness=_staleness(batch, replayed=False),
@@ -435,11 +296,9 @@ def _staleness(batch: Batch, *, replayed: bool) -> list[int]:
     ]
 
 
-def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[str, float]) -> list[list[float]]:
+def _advantages(taken: Sequence[_Taken], rules: IntakeRules) -> list[list[float]]:
     """One number per completion. In a foreign group, answers without tokens have 0 and are not part
     of the others' baseline.
-
-    factors: on those of foreign groups, by sender; 1 if there is none.
     """
     counted = [
         list(range(len(each.scored.rewards))) if each.is_local else answers_present(each.tokens.completions) for each in taken
@@ -451,9 +310,8 @@ def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[st
     advantages = []
     for each, indices, of_group in zip(taken, counted, found, strict=True):
         whole = [0.0] * len(each.scored.rewards)
-        factor = 1.0 if each.is_local else factors.get(share_of(each.scored), 1.0)
         for index, advantage in zip(indices, of_group, strict=True):
-            whole[index] = advantage if each.is_local else max(-bound, min(bound, factor * advantage))
+            whole[index] = advantage if each.is_local else max(-bound, min(bound, advantage))
         advantages.append(whole)
     return advantages
 

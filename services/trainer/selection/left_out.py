@@ -56,7 +56,7 @@ FEW_ANSWERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOutSummary:
     """Content of one line. `groups`: those left out in `steps` steps, by reason; `absurd_ratio`: by
     sender, the share of its answers that were absurd, of those senders where that is unusual.
     """
@@ -83,7 +83,7 @@ class LeftOutReport:
 
     def note(
         self, groups: Mapping[str, int], absurd_of: Mapping[str, int], answers_of: Mapping[str, int], now_s: float
-    ) -> LeftOut | None:
+    ) -> LeftOutSummary | None:
         """Record a step; returns the line that is due, if any.
 
         Args:
@@ -119,7 +119,7 @@ class LeftOutReport:
             if self._answers[node] >= FEW_ANSWERS and count / self._answers[node] > ABSURD_RATIO
         }
 
-    def _line(self) -> LeftOut:
+    def _line(self) -> LeftOutSummary:
         """A ban is suggested only for a sender whose text is absurd in two lines' times in
         succession, because a node that was stopped or is behind sends such text for a while.
         """
@@ -128,7 +128,7 @@ class LeftOutReport:
         remedy = remedies(groups)
         if "absurd" in remedy and not stays:
             remedy["absurd"] = USUAL_ABSURD
-        return LeftOut(groups, self._steps, unusual, remedy, usual=not unusual and groups.keys() == {"absurd"})
+        return LeftOutSummary(groups, self._steps, unusual, remedy, usual=not unusual and groups.keys() == {"absurd"})
 
     def _clear(self) -> None:
         self._steps = 0

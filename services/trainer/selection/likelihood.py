@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.parallel import ALONE, Parallel
-from services.trainer.selection.intake import Intake, IntakeRules, share_of, take_in
+from services.trainer.selection.intake import Intake, IntakeRules, take_in
 from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch, Preference, source_name
 from shared.seeds import number_from
@@ -251,10 +251,10 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs, usually_repe
     }
     found = [rated.get(scored.group_id, (math.nan, False, False)) for scored in items]
     candidates = [
-        Candidate(
+        CandidateGroup(
             logprob=logprob,
             barred=mastered or repetitive,
-            sender=share_of(scored),
+            sender=scored.sender_account,
             source=source_name(scored.group.task.ref.dataset, scored.group.task.ref.config),
             lot=number_from(f"candidate {batch.seed} {scored.group_id}"),
         )
@@ -293,9 +293,9 @@ def gives_already(group: TokenGroup, logprobs: Sequence[Tensor]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateGroup:
     """A foreign group that may be chosen. logprob: mean logprob per token of its text, where that
-    is new. barred: it is mastered or repeats itself. sender: the share of the batch that it counts
+    is new. barred: it is mastered or repeats itself. sender: the account that it counts
     against. lot: an even random number.
     """
 
@@ -306,7 +306,7 @@ class Candidate:
     lot: int
 
 
-def preferred_indices(candidates: Sequence[Candidate], preference: Preference, seed: int) -> list[int]:
+def preferred_indices(candidates: Sequence[CandidateGroup], preference: Preference, seed: int) -> list[int]:
     """Indexes of the candidates to keep, in order.
 
     First `by_lot` of them by lot, each of another sender while there is one: whatever likely text a

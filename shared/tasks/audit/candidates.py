@@ -38,7 +38,7 @@ _SHAPES = (
 _PREMISE = re.compile(r"^\.?[0-9]+\. (.+)$", re.MULTILINE)
 
 
-class Candidate(NamedTuple):
+class TrialAnswer(NamedTuple):
     """An answer. `name` says how it was made, so that tasks can be compared."""
 
     kind: str
@@ -46,18 +46,18 @@ class Candidate(NamedTuple):
     text: str
 
 
-def candidates(question: str, right: str, seed: int = 0) -> list[Candidate]:
+def candidates(question: str, right: str, seed: int = 0) -> list[TrialAnswer]:
     """Every candidate for one task, except those that equal the right answer in everything but case
     and space, or in value.
     """
-    made: dict[str, Candidate] = {}
+    made: dict[str, TrialAnswer] = {}
     for candidate in (*_constants(right), *_echoes(question), *_payloads(right), *_changes(right)):
         if not _means_the_same(candidate.text, right) and candidate.text not in made:
             made[candidate.text] = candidate
     return list(made.values())
 
 
-def constant_names(right: str) -> list[Candidate]:
+def constant_names(right: str) -> list[TrialAnswer]:
     """Constants and shapes, without that exception: what a policy earns that always gives the same
     answer.
     """
@@ -77,15 +77,15 @@ def _value(text: str) -> Fraction | None:
     return over / under if slash and over is not None and under else read_number(text)
 
 
-def _constants(right: str) -> Iterator[Candidate]:
+def _constants(right: str) -> Iterator[TrialAnswer]:
     for text in CONSTANTS:
-        yield Candidate(CONSTANT, repr(text), text)
+        yield TrialAnswer(CONSTANT, repr(text), text)
     yield from shapes(right)
-    yield Candidate(CONSTANT, "everything", EVERYTHING)
-    yield Candidate(CONSTANT, "everything as a list", json.dumps(EVERYTHING.split()))
+    yield TrialAnswer(CONSTANT, "everything", EVERYTHING)
+    yield TrialAnswer(CONSTANT, "everything as a list", json.dumps(EVERYTHING.split()))
 
 
-def shapes(right: str) -> Iterator[Candidate]:
+def shapes(right: str) -> Iterator[TrialAnswer]:
     """The right answer with all its digits, numbers or letters replaced by one, so that only its
     shape remains.
     """
@@ -94,10 +94,10 @@ def shapes(right: str) -> Iterator[Candidate]:
         # A board of zeros is a constant even if it is right. A number of ones would be the answer
         # itself, not its shape.
         if count and (text != right or filler == "0"):
-            yield Candidate(CONSTANT, name, text)
+            yield TrialAnswer(CONSTANT, name, text)
 
 
-def copies(question: str) -> list[Candidate]:
+def copies(question: str) -> list[TrialAnswer]:
     """Parts of the question, each under a name that is the same for all questions: `a premise 2` is
     always the second premise.
     """
@@ -109,33 +109,33 @@ def copies(question: str) -> list[Candidate]:
     return found
 
 
-def _echoes(question: str) -> Iterator[Candidate]:
+def _echoes(question: str) -> Iterator[TrialAnswer]:
     """Scorers that look for the reference anywhere in the answer reward these. More is taken from
     the end, because long questions begin with rules and end with what they ask.
     """
-    yield Candidate(ECHO, "the question", question)
+    yield TrialAnswer(ECHO, "the question", question)
     lines = [line.strip() for line in question.split("\n") if line.strip()]
     for line in lines[:3] + lines[-12:]:
-        yield Candidate(ECHO, "a line", line)
-        yield Candidate(ECHO, "a line's end", line.rsplit(": ", 1)[-1].strip(" .?"))
+        yield TrialAnswer(ECHO, "a line", line)
+        yield TrialAnswer(ECHO, "a line's end", line.rsplit(": ", 1)[-1].strip(" .?"))
     paragraphs = [part.strip() for part in question.split("\n\n") if part.strip()]
     for part in paragraphs[-3:]:
-        yield Candidate(ECHO, "a paragraph", part)
-        yield Candidate(ECHO, "a paragraph without its first line", "\n".join(part.split("\n")[1:]))
+        yield TrialAnswer(ECHO, "a paragraph", part)
+        yield TrialAnswer(ECHO, "a paragraph without its first line", "\n".join(part.split("\n")[1:]))
     numbers = _NUMBER.findall(question)
-    yield Candidate(ECHO, "all numbers", ", ".join(numbers))
-    yield Candidate(ECHO, "all numbers as a list", json.dumps(numbers))
+    yield TrialAnswer(ECHO, "all numbers", ", ".join(numbers))
+    yield TrialAnswer(ECHO, "all numbers as a list", json.dumps(numbers))
     for number in dict.fromkeys(numbers[-4:]):
-        yield Candidate(ECHO, "a number", number)
+        yield TrialAnswer(ECHO, "a number", number)
     premises = _PREMISE.findall(question)
     for premise in premises[:6]:
-        yield Candidate(ECHO, "a premise", premise)
-        yield Candidate(ECHO, "a premise twice", f"{premise} ∧ {premise}")
+        yield TrialAnswer(ECHO, "a premise", premise)
+        yield TrialAnswer(ECHO, "a premise twice", f"{premise} ∧ {premise}")
     if premises:
-        yield Candidate(ECHO, "all premises", " ∧ ".join(f"({premise})" for premise in premises))
+        yield TrialAnswer(ECHO, "all premises", " ∧ ".join(f"({premise})" for premise in premises))
 
 
-def _payloads(right: str) -> Iterator[Candidate]:
+def _payloads(right: str) -> Iterator[TrialAnswer]:
     extra = PAYLOAD_TEXT
     for name, pattern in (
         ("before", "{e} {r}"),
@@ -163,23 +163,23 @@ def _payloads(right: str) -> Iterator[Candidate]:
         ("twice", "{r} {r}"),
         ("two answers", "{r} or 0"),
     ):
-        yield Candidate(PAYLOAD, name, pattern.format(r=right, e=extra))
-    yield Candidate(PAYLOAD, "JSON with another key", json.dumps({"answer": right, "note": extra}))
-    yield Candidate(PAYLOAD, "JSON list", json.dumps([right, extra]))
+        yield TrialAnswer(PAYLOAD, name, pattern.format(r=right, e=extra))
+    yield TrialAnswer(PAYLOAD, "JSON with another key", json.dumps({"answer": right, "note": extra}))
+    yield TrialAnswer(PAYLOAD, "JSON list", json.dumps([right, extra]))
     middle = len(right) // 2
-    yield Candidate(PAYLOAD, "in the middle", f"{right[:middle]} {extra} {right[middle:]}")
+    yield TrialAnswer(PAYLOAD, "in the middle", f"{right[:middle]} {extra} {right[middle:]}")
     first, _, rest = right.partition(" ")
     if rest:
-        yield Candidate(PAYLOAD, "after the first word", f"{first} {extra} {rest}")
+        yield TrialAnswer(PAYLOAD, "after the first word", f"{first} {extra} {rest}")
     lines = right.split("\n")
     if len(lines) > 1:
-        yield Candidate(PAYLOAD, "at a line's end", "\n".join([f"{lines[0]} {extra}", *lines[1:]]))
-        yield Candidate(PAYLOAD, "at a line's start", "\n".join([lines[0], f"{extra} {lines[1]}", *lines[2:]]))
-        yield Candidate(PAYLOAD, "a line between", "\n".join([lines[0], extra, *lines[1:]]))
+        yield TrialAnswer(PAYLOAD, "at a line's end", "\n".join([f"{lines[0]} {extra}", *lines[1:]]))
+        yield TrialAnswer(PAYLOAD, "at a line's start", "\n".join([lines[0], f"{extra} {lines[1]}", *lines[2:]]))
+        yield TrialAnswer(PAYLOAD, "a line between", "\n".join([lines[0], extra, *lines[1:]]))
     yield from _json_payloads(right, extra)
 
 
-def _json_payloads(right: str, extra: str) -> Iterator[Candidate]:
+def _json_payloads(right: str, extra: str) -> Iterator[TrialAnswer]:
     """Scorers that parse JSON tend to look up only the keys they know, so `extra` is put into other
     keys. If a key occurs twice, parsers take the last.
     """
@@ -188,43 +188,43 @@ def _json_payloads(right: str, extra: str) -> Iterator[Candidate]:
     except ValueError:
         return
     if isinstance(value, list):
-        yield Candidate(PAYLOAD, "an element more", json.dumps([*value, extra]))
+        yield TrialAnswer(PAYLOAD, "an element more", json.dumps([*value, extra]))
         if value and isinstance(value[0], str):
-            yield Candidate(PAYLOAD, "text in an element", json.dumps([f"{value[0]} {extra}", *value[1:]]))
+            yield TrialAnswer(PAYLOAD, "text in an element", json.dumps([f"{value[0]} {extra}", *value[1:]]))
         if value and isinstance(value[0], dict):
-            yield Candidate(PAYLOAD, "a key in an element", json.dumps([{**value[0], extra: extra}, *value[1:]]))
+            yield TrialAnswer(PAYLOAD, "a key in an element", json.dumps([{**value[0], extra: extra}, *value[1:]]))
     elif isinstance(value, dict):
-        yield Candidate(PAYLOAD, "a key more", json.dumps({**value, extra: extra}))
+        yield TrialAnswer(PAYLOAD, "a key more", json.dumps({**value, extra: extra}))
         for key in list(value)[:1]:
-            yield Candidate(PAYLOAD, "a key twice", f"{{{json.dumps(key)}: {json.dumps(extra)}, {right.lstrip()[1:]}")
+            yield TrialAnswer(PAYLOAD, "a key twice", f"{{{json.dumps(key)}: {json.dumps(extra)}, {right.lstrip()[1:]}")
 
 
-def _changes(right: str) -> Iterator[Candidate]:
+def _changes(right: str) -> Iterator[TrialAnswer]:
     places = sorted({0, len(right) // 3, len(right) // 2, len(right) - 1} & set(range(len(right))))
     for at in places:
         character = right[at]
         # A number with a decimal less is another way to write it.
         if not (at == len(right) - 1 and "." in right and read_number(right) is not None):
-            yield Candidate(CHANGE, "a character less", right[:at] + right[at + 1 :])
-        yield Candidate(CHANGE, "a character twice", right[:at] + character + right[at:])
+            yield TrialAnswer(CHANGE, "a character less", right[:at] + right[at + 1 :])
+        yield TrialAnswer(CHANGE, "a character twice", right[:at] + character + right[at:])
         if character.isalpha() and character.isascii():
             other = chr((ord(character.lower()) - 97 + 1) % 26 + 97)
-            yield Candidate(
+            yield TrialAnswer(
                 CHANGE, "another letter", right[:at] + (other.upper() if character.isupper() else other) + right[at + 1 :]
             )
         if at + 1 < len(right) and right[at + 1] != character:
-            yield Candidate(CHANGE, "characters swapped", right[:at] + right[at + 1] + character + right[at + 2 :])
+            yield TrialAnswer(CHANGE, "characters swapped", right[:at] + right[at + 1] + character + right[at + 2 :])
     numbers = list(_NUMBER.finditer(right))
     if not (numbers and numbers[0].start() == 0 and float(numbers[0][0]) == 0):
-        yield Candidate(CHANGE, "the other sign", right[1:] if right.startswith("-") else f"-{right}")
+        yield TrialAnswer(CHANGE, "the other sign", right[1:] if right.startswith("-") else f"-{right}")
     for match in _spread(numbers):
         for step in (-1, 1):
             stepped = _stepped(match[0], step)
             # Beyond the 17th digit it is the same number as a double.
             if float(stepped) != float(match[0]):
-                yield Candidate(CHANGE, "a number one off", right[: match.start()] + stepped + right[match.end() :])
+                yield TrialAnswer(CHANGE, "a number one off", right[: match.start()] + stepped + right[match.end() :])
         if float(match[0]):
-            yield Candidate(CHANGE, "a number times ten", right[: match.start()] + _tenfold(match[0]) + right[match.end() :])
+            yield TrialAnswer(CHANGE, "a number times ten", right[: match.start()] + _tenfold(match[0]) + right[match.end() :])
     for name, separator in (("element", ", "), ("element", ","), ("word", " "), ("line", "\n")):
         yield from _rearranged(name, separator, right)
 
@@ -243,17 +243,17 @@ def _tenfold(number: str) -> str:
     return f"{whole}{decimals[:1]}.{decimals[1:] or '0'}" if point else f"{number}0"
 
 
-def _rearranged(name: str, separator: str, right: str) -> Iterator[Candidate]:
+def _rearranged(name: str, separator: str, right: str) -> Iterator[TrialAnswer]:
     parts = right.split(separator)
     if not 2 <= len(parts) <= 400:
         return
     for at in sorted({0, len(parts) // 2, len(parts) - 1}):
-        yield Candidate(CHANGE, f"one {name} less", separator.join(parts[:at] + parts[at + 1 :]))
-        yield Candidate(CHANGE, f"one {name} twice", separator.join(parts[: at + 1] + parts[at:]))
-    yield Candidate(CHANGE, f"one {name} elsewhere", separator.join([parts[1], parts[0], *parts[2:]]))
-    yield Candidate(CHANGE, f"the last {name}s swapped", separator.join([*parts[:-2], parts[-1], parts[-2]]))
-    yield Candidate(CHANGE, f"{name}s reversed", separator.join(reversed(parts)))
-    yield Candidate(CHANGE, f"{name}s sorted", separator.join(sorted(parts)))
+        yield TrialAnswer(CHANGE, f"one {name} less", separator.join(parts[:at] + parts[at + 1 :]))
+        yield TrialAnswer(CHANGE, f"one {name} twice", separator.join(parts[: at + 1] + parts[at:]))
+    yield TrialAnswer(CHANGE, f"one {name} elsewhere", separator.join([parts[1], parts[0], *parts[2:]]))
+    yield TrialAnswer(CHANGE, f"the last {name}s swapped", separator.join([*parts[:-2], parts[-1], parts[-2]]))
+    yield TrialAnswer(CHANGE, f"{name}s reversed", separator.join(reversed(parts)))
+    yield TrialAnswer(CHANGE, f"{name}s sorted", separator.join(sorted(parts)))
 
 
 def _spread(found: list[re.Match[str]]) -> Iterable[re.Match[str]]:
@@ -328,7 +328,7 @@ OTHER_RIGHT: dict[str, frozenset[str]] = {
 }
 
 
-def is_right_after_all(dataset: str, candidate: Candidate) -> bool:
+def is_right_after_all(dataset: str, candidate: TrialAnswer) -> bool:
     """Check whether the dataset's rules justify full marks for this candidate."""
     if candidate.kind == CHANGE and dataset in SEVERAL:
         return True

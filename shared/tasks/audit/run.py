@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.audit.candidates import Candidate, candidates, constant_names, is_right_after_all, right_answers
+from shared.tasks.audit.candidates import TrialAnswer, candidates, constant_names, is_right_after_all, right_answers
 from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 
@@ -24,7 +24,7 @@ class Finding:
     """Tasks without a known right answer, for which most candidates could not be made."""
     right_paid: int = 0
     wrong: int = 0
-    paid: list[tuple[TaskRef, Candidate, float]] = field(default_factory=list)
+    paid: list[tuple[TaskRef, TrialAnswer, float]] = field(default_factory=list)
     """Wrong candidates that earned full marks."""
     constants: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Reward for each constant, by task."""
@@ -94,7 +94,7 @@ def _tagged(text: str) -> str:
     return f"<answer>{text}</answer>"
 
 
-def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[Candidate], made: list[Candidate]) -> None:
+def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[TrialAnswer], made: list[TrialAnswer]) -> None:
     """`result` has the rewards of `named` followed by those of `made`, in order. If the whole job
     failed, all rewards count as 0, and so does an unknown one: nothing was paid.
     """

@@ -118,7 +118,7 @@ def main() -> None:
     gc.freeze()
     before_bytes = mapped.size_bytes()
     group_bytes = memory_bytes if before_bytes is None else min(memory_bytes, before_bytes + MEMORY_BYTES)
-    bounds = Bounds(group_bytes, filtered="seccomp" not in missing)
+    bounds = ProcessBounds(group_bytes, filtered="seccomp" not in missing)
     results.write(pack_frame([READY, missing]))
     results.flush()
     interrupt = _Interrupt()
@@ -155,7 +155,7 @@ def _late(*_: object) -> None:
     raise TimeoutError
 
 
-def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> list[Any]:
+def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: ProcessBounds, interrupt: _Interrupt) -> list[Any]:
     """The result frame: reason, detail, rewards, marks, derived task, CPU seconds, answers lost,
     answers at which the process died for another reason than time.
     """
@@ -190,7 +190,7 @@ def _named(step: int) -> str:
     return "its derivation" if step == DERIVING else f"answer {step}"
 
 
-def _forked(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> _Ended:
+def _forked(job: list[Any], progress: Progress, deadline_s: float, bounds: ProcessBounds, interrupt: _Interrupt) -> _Ended:
     """Score a group in a separate process."""
     read_end, write_end = os.pipe()
     started_s = time.monotonic()
@@ -297,7 +297,7 @@ MEMORY_BYTES = 384 * 2**20
 """Memory that deriving and scoring a foreign group may use in addition to the imports."""
 
 
-class Bounds(NamedTuple):
+class ProcessBounds(NamedTuple):
     """Limit of the process's address space, and whether the system allows a filter of system
     calls.
     """
@@ -329,7 +329,7 @@ class _Steps(MutableSequence[int]):
         raise TypeError("one word")
 
 
-def score_and_exit(job: list[Any], word: memoryview[int], answer_to: int, bounds: Bounds, parent: int) -> NoReturn:
+def score_and_exit(job: list[Any], word: memoryview[int], answer_to: int, bounds: ProcessBounds, parent: int) -> NoReturn:
     """Score a group. A `replies.Verdict` is written to the descriptor `answer_to`. parent: the
     process that forked this one.
     """

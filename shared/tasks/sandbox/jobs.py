@@ -65,7 +65,7 @@ class JobResult(Struct, frozen=True):
     requests: Sequence[Sequence[Requests]] = ()
 
 
-class Request:
+class JobBatch:
     """The jobs of one call of `ScorerPool.run`; `done` is set when the last result is there."""
 
     __slots__ = ("done", "missing", "results")
@@ -103,7 +103,7 @@ class Entry:
         "verifier",
     )
 
-    def __init__(self, job: ScoringJob, verifier: str, request: Request, place: int) -> None:
+    def __init__(self, job: ScoringJob, verifier: str, request: JobBatch, place: int) -> None:
         self.job = job
         self.verifier = verifier
         self.request = request

@@ -26,7 +26,7 @@ from shared.runtime.exits import FatalError
 from shared.tasks.derive import TaskError
 from shared.tasks.sandbox.child import NOT_A_REPLY, Child, Processes, SandboxError, WorkerLost
 from shared.tasks.sandbox.foreign import ForeignLane
-from shared.tasks.sandbox.jobs import Entry, JobResult, Request, ScoringJob
+from shared.tasks.sandbox.jobs import Entry, JobBatch, JobResult, ScoringJob
 from shared.tasks.sandbox.protocol import DERIVING, MAX_ANSWERS, BrokenReply
 from shared.tasks.verifiers import VerifierChoice
 
@@ -176,7 +176,7 @@ class ScorerPool:
             raise SandboxError("the sandbox is not running")
         if not jobs:
             return []
-        request = Request(len(jobs), asyncio.get_running_loop().create_future())
+        request = JobBatch(len(jobs), asyncio.get_running_loop().create_future())
         name_for = self._verifiers.name_for
         for place, job in enumerate(jobs):
             if len(job.texts) > MAX_ANSWERS:

@@ -52,14 +52,14 @@ class TransferLost(TransportError):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StreamSnapshot:
     """State of a stream whose snapshot the server took."""
 
     config: dict[str, Any]
     state: dict[str, Any]
 
 
-async def take_snapshot(connection: Connection, stream: str, write: Callable[[bytes], object]) -> Taken:
+async def take_snapshot(connection: Connection, stream: str, write: Callable[[bytes], object]) -> StreamSnapshot:
     """Pass the snapshot of `stream` to `write`, chunk by chunk.
 
     Raises:
@@ -80,7 +80,7 @@ async def take_snapshot(connection: Connection, stream: str, write: Callable[[by
         request = {"deliver_subject": inbox, "chunk_size": CHUNK_BYTES, "window_size": WINDOW_BYTES}
         answer = await _ask(connection, f"STREAM.SNAPSHOT.{stream}", request, what)
         with readable(what):
-            taken = Taken(dict(answer["config"]), dict(answer["state"]))
+            taken = StreamSnapshot(dict(answer["config"]), dict(answer["state"]))
         expected = 1
         while True:
             try:
@@ -206,7 +206,7 @@ _AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Listing:
     """Entries of a list in the server's words."""
 
     entries: list[dict[str, Any]]
@@ -221,16 +221,16 @@ async def account(connection: Connection, deadline: Deadline) -> dict[str, Any]:
     return found
 
 
-async def streams(connection: Connection, deadline: Deadline) -> Listed:
+async def streams(connection: Connection, deadline: Deadline) -> Listing:
     """All streams of the account, by name."""
     return await _pages(connection, "STREAM.LIST", "streams", "the list of streams", deadline)
 
 
-async def consumers(connection: Connection, names: Iterable[str], deadline: Deadline) -> dict[str, Listed]:
+async def consumers(connection: Connection, names: Iterable[str], deadline: Deadline) -> dict[str, Listing]:
     """All consumers of each of the streams."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(stream: str) -> Listed:
+    async def one(stream: str) -> Listing:
         async with places:
             what = f"the list of consumers of stream {stream}"
             return await _pages(connection, f"CONSUMER.LIST.{stream}", "consumers", what, deadline)
@@ -239,7 +239,7 @@ async def consumers(connection: Connection, names: Iterable[str], deadline: Dead
     return dict(zip(chosen, await together(*map(one, chosen)), strict=True))
 
 
-async def _pages(connection: Connection, subject: str, field: str, what: str, deadline: Deadline) -> Listed:
+async def _pages(connection: Connection, subject: str, field: str, what: str, deadline: Deadline) -> Listing:
     """Ask until the server has no more. What it says of the total is not trusted to end: a page
     without a new entry does, and so does `MOST_LISTED`.
     """
@@ -258,7 +258,7 @@ async def _pages(connection: Connection, subject: str, field: str, what: str, de
         offset += len(entries) + len(lost)
         if offset >= total or len(found) + len(missing) == known:
             break
-    return Listed([found[name] for name in sorted(found)], sorted(missing), max(0, total - offset))
+    return Listing([found[name] for name in sorted(found)], sorted(missing), max(0, total - offset))
 
 
 def _name(entry: dict[str, Any]) -> str:

@@ -429,7 +429,7 @@ _BOUNDS_VALID_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class PublishBounds:
     """Largest payload that a stream accepts (-1: any), and whether messages are deleted once they
     are acknowledged.
     """
@@ -444,17 +444,17 @@ class StreamBounds:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._known: dict[str, Bounds] = {}
+        self._known: dict[str, PublishBounds] = {}
 
     def forget(self, stream: str) -> None:
         self._known.pop(stream, None)
 
-    async def of(self, stream: str) -> Bounds:
+    async def of(self, stream: str) -> PublishBounds:
         """The stream's limits. No limits if the server does not report them, or this user may not
         ask for them; the server then decides about the message itself.
         """
         if not self._connection.options.may_ask:
-            return Bounds(-1, False, 0.0)
+            return PublishBounds(-1, False, 0.0)
         known = self._known.get(stream)
         now = time.monotonic()
         if known is not None and now - known.read_at < _BOUNDS_VALID_S:
@@ -467,10 +467,10 @@ class StreamBounds:
                 work_queue = answer["config"]["retention"] == Retention.WORK_QUEUE.value
         except TransportError:
             if known is not None or not self._connection.connected:
-                return known or Bounds(-1, False, now)
-            bounds = Bounds(-1, False, now)
+                return known or PublishBounds(-1, False, now)
+            bounds = PublishBounds(-1, False, now)
         else:
-            bounds = Bounds(size - blobs.HEADER_ROOM_BYTES if size >= blobs.HEADER_ROOM_BYTES else size, work_queue, now)
+            bounds = PublishBounds(size - blobs.HEADER_ROOM_BYTES if size >= blobs.HEADER_ROOM_BYTES else size, work_queue, now)
         self._known[stream] = bounds
         return bounds
 

@@ -127,7 +127,7 @@ runs empty, groups have waited half of the limit.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class HeldOutResult:
     """A held-out result of policy `version`: the share of `n` tasks that pass (None: no pass is
     defined), the mean reward, and the same by dataset if known.
     """
@@ -155,7 +155,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class Composition:
     """I and J of one batch. most_local: as many local groups it may take before they become too
     stale.
     """
@@ -166,7 +166,7 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class ForeignUse:
     """A batch's use of foreign groups: groups wanted and taken, how long a typical sender's have
     waited here, how many the pool has left.
     """
@@ -208,16 +208,16 @@ def scored_by(state: SharingState | None, scorer: str, own: OwnRecord) -> Sharin
     return _next_period(state, own)
 
 
-def next_shares(state: SharingState | None, settings: SamplerSection) -> Shares:
+def next_composition(state: SharingState | None, settings: SamplerSection) -> Composition:
     """I and J of the next batch. `state`: from `reconciled` or `after_batch`."""
     if state is None:
-        return Shares(local=settings.local, external=settings.external, most_local=settings.local)
+        return Composition(local=settings.local, external=settings.external, most_local=settings.local)
     total = settings.local + settings.external
-    return Shares(local=total - state.external, external=state.external, most_local=total)
+    return Composition(local=total - state.external, external=state.external, most_local=total)
 
 
 def after_batch(
-    state: SharingState | None, settings: SamplerSection, own: OwnRecord, batch: Taken, evaluation: Evaluation | None
+    state: SharingState | None, settings: SamplerSection, own: OwnRecord, batch: ForeignUse, evaluation: HeldOutResult | None
 ) -> SharingState | None:
     """The state after a batch was drawn, which decides the next batch's J. It is stored in the
     batch, so a restarted sampler continues in the same way.
@@ -274,7 +274,7 @@ def _look_at_reward(state: SharingState, own: OwnRecord) -> tuple[SharingState, 
     return replace(state, reward=level), fell
 
 
-def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tuple[SharingState, str | None]:
+def _look_at_held_out(state: SharingState, evaluation: HeldOutResult | None) -> tuple[SharingState, str | None]:
     """Count an evaluation if it is new. Also says which of its pass rates fell, if one did."""
     if (
         evaluation is None
