@@ -6,7 +6,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,22 +50,3 @@ def strace_works() -> bool:
     return (
         subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, timeout=180, check=False).returncode == 0
     )
-
-
-@contextmanager
-def slow_syncs(pid: int, seconds: float) -> Iterator[None]:
-    """Make every sync of a running process take this much longer, as on a slow disk. Use it only
-    where `strace_works`.
-    """
-    delay = f"inject=fsync,fdatasync:delay_exit={int(seconds * 1e6)}"
-    command = ["strace", "-f", "-q", "-o", "/dev/null", "-e", "trace=fsync,fdatasync", "-e", delay, "-p", str(pid)]
-    tracer = subprocess.Popen(command)
-    try:
-        deadline = time.monotonic() + 30.0
-        while f"TracerPid:\t{tracer.pid}\n" not in Path(f"/proc/{pid}/status").read_text():
-            assert tracer.poll() is None and time.monotonic() < deadline, "strace does not trace the process"
-            time.sleep(0.02)
-        yield
-    finally:
-        tracer.terminate()
-        tracer.wait(30.0)

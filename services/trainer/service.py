@@ -31,7 +31,7 @@ from services.trainer.records import (
     tell_of_trained,
     trained_line,
 )
-from services.trainer.selection.left_out import LeftOutReport
+from services.trainer.selection.left_out import remedies
 from services.trainer.step_publisher import CheckpointKeeper, StepPublisher
 from services.trainer.tracking.base import Feeds, open_feeds, tracking_problems
 from shared.cancelling import sleep_unless_stopped, unless_stopped
@@ -52,7 +52,6 @@ from shared.run_records import (
     forget_evaluations_after,
 )
 from shared.runtime import FatalError, ServiceContext
-from shared.runtime.logs import Log
 from shared.transport.base import NotConnected, TransportError
 
 
@@ -147,7 +146,7 @@ class _Training:
     ) -> None:
         self._config, self._context, self._torch = config, context, worker
         self._learner, self._gauges = learner, gauges
-        self._left_out = LeftOutReport(time.monotonic())
+        self._told_reasons: set[str] = set()
         self._scorers = {spec.scorer_id for spec in config.tasks}
         self._scorer = scorers_id(config.tasks)
         self._log = context.log
@@ -389,7 +388,7 @@ class _Training:
         tell_of_trained(record.step, record.phase_seconds.total - record.phase_seconds.wait, self._learner.trained)
         self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)
-        _tell_left_out(self._left_out, record, self._log)
+        self._tell_left_out(record)
         self._log.info(
             "step",
             **batch_fields(batch),
@@ -416,6 +415,14 @@ class _Training:
             )
         self._context.status.set(StatusFigure.FORMER_REWARDS, former or None)
 
+    def _tell_left_out(self, record: StepRecord) -> None:
+        """Log each reason for which a step leaves groups out, once."""
+        new = {reason: count for reason, count in record.skipped.items() if count and reason not in self._told_reasons}
+        self._told_reasons |= new.keys()
+        if new:
+            say = self._log.info if new.keys() == {"absurd"} else self._log.warning
+            say("groups_skipped", step=record.step, reasons=new, remedy=remedies(new))
+
     async def _wait_finished(self) -> None:
         """All steps are taken: report it, write what is pending, and wait to be stopped."""
         self._context.status.state("finished")
@@ -425,12 +432,3 @@ class _Training:
         while not self._context.stopping.is_set():
             await unless_stopped(self._context.stopping, self._publisher.run_when_finished())
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
-
-
-def _tell_left_out(news: LeftOutReport, record: StepRecord, log: Log) -> None:
-    found = news.note(record.skipped, record.absurd_of, record.foreign_answers_of, time.monotonic())
-    if found is None:
-        return
-    unusual = {"absurd_ratio": found.absurd_ratio} if found.absurd_ratio else {}
-    say = log.info if found.usual else log.warning
-    say("groups_skipped", step=record.step, reasons=found.groups, in_steps=found.steps, **unusual, remedy=found.remedy)

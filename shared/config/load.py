@@ -13,12 +13,12 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
-from shared.config.section import Section, setting_name
+from shared.config.section import setting_name
 from shared.plain_files import read_named
 from shared.roles import Role
 from shared.suggestions import asked_for, closest, did_you_mean
@@ -60,9 +60,6 @@ class Config(BaseModel):
     """Base of a node's configuration and of its roles' parts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-    FORMER: ClassVar[dict[str, str]] = {"tracing": "the variable OTEL_EXPORTER_OTLP_ENDPOINT"}
-    """Sections that there were once, and what to write instead."""
 
     @model_validator(mode="after")
     def _combinations(self, info: ValidationInfo) -> Config:
@@ -433,16 +430,12 @@ but may be misspelt themselves.
 
 
 def _no_longer(config: type[Config], location: Location) -> str:
-    """Say what became of a former setting; empty if the key was never one."""
+    """Say that a former setting is fixed now; empty if the key was never one."""
     *path, key = location
-    if (section := _section_in(*_kinds(config, path))) is None or not issubclass(section, Section | Config):
+    section = _section_in(*_kinds(config, path))
+    if section is None or str(key) not in section.__class_vars__:
         return ""
-    name = str(key)
-    if name in section.FORMER:
-        return f"no longer a setting of its own: write {section.FORMER[name]}"
-    if name in section.__class_vars__:
-        return f"no longer a setting: it is fixed at {getattr(section, name)!r}; remove it"
-    return ""
+    return f"no longer a setting: it is fixed at {getattr(section, str(key))!r}; remove it"
 
 
 def meant_key(config: type[Config], location: Location) -> str:

@@ -6,7 +6,7 @@ people, who count from 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,9 +23,6 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    FORMER: ClassVar[dict[str, str]] = {}
-    """Settings that it had once, and what to write instead."""
 
 
 _TABLES = ("tasks", "nodes", "sets")

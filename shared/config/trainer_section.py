@@ -213,16 +213,6 @@ RAW = {
 class TrainerSection(ObjectiveSection):
     """Advantages, loss, optimizer, checkpoints."""
 
-    FORMER: ClassVar[dict[str, str]] = {
-        **{name: f"trainer.constants.{name}" for name in TrainerConstants.model_fields},
-        **{name: f"trainer.objective_options.{name}" for name in COMMON_OPTIONS},
-        **{f"cispo_{name}": f"trainer.objective_options.{name}" for name in ("min", "max")},
-        "m2_threshold": "trainer.objective_options.threshold",
-        "oapl_scale": "trainer.objective_options.scale",
-        "oapl_value_beta": "trainer.objective_options.value_beta",
-        **{f"vespo_{sign}": f"trainer.objective_options.{sign}_power and {sign}_rate" for sign in ("positive", "negative")},
-        "schedule_steps": "trainer.max_steps, where every schedule ends",
-    }
     shared_prompt: ClassVar[bool] = True
     """Compute a prompt once, not L times, where the model allows it."""
     keep_best: ClassVar[bool] = True

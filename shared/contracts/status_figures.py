@@ -23,12 +23,8 @@ class StatusFigure(StrEnum):
     WORK_EVERY_S = "work_every_s"
     """Usual number of seconds between two units of work (`shared.runtime.status`)."""
 
-    DISK_SYNC_S = "disk_sync_s"
-    """Seconds that a sync to disk takes; only while the disk is slow."""
     CLOCK_AHEAD_S = "clock_ahead_s"
     """Seconds by which the clock is ahead of the NATS server's; only while they differ by much."""
-    NATS_STORE_S = "nats_store_s"
-    """Seconds until the NATS server has stored a message; only while its storage is slow."""
 
     # Generator
     GROUPS_GENERATED = "groups_generated"

@@ -44,7 +44,7 @@ from shared.runtime.planes import connect_node_plane
 from shared.runtime.spans import open_spans
 from shared.runtime.status import ClockSkew, StatusBoard
 from shared.runtime.streams import KnownStreams, StreamsReplaced, refuse_empty_store
-from shared.runtime.writes import SyncMetrics, Writes, watch_storage
+from shared.runtime.writes import SyncMetrics, Writes
 from shared.transport.base import AccessDenied, NotConnected, Transport
 
 
@@ -220,9 +220,6 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, known: 
     and what the service raises.
     """
     reporting = asyncio.create_task(context.status.report(context.node, context.log, clock))
-    storage = asyncio.create_task(
-        watch_storage(context.config.node.id, context.role, context.replica, context.node, context.status, context.log)
-    )
     working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())
     watching = asyncio.create_task(known.watch(lease.hold_back))
     try:
@@ -238,7 +235,7 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, known: 
         context.log.warning("stopped_without_server", reason=str(error))
     finally:
         try:
-            await cancel_and_wait(reporting, lost, watching, storage, working)
+            await cancel_and_wait(reporting, lost, watching, working)
         except StillRunningError as error:
             context.log.warning("work_goes_on", reason=str(error), consequence="the process ends anyway")
 

@@ -1,4 +1,4 @@
-"""Writes of a process, which report failures and slowness.
+"""Writes of a process, which report failures.
 
 A write that failed is tried again after a wait that doubles each time, up to `LONGEST_WAIT_S`. It
 is logged once for each cause, and counted; the process's status says since when it fails. While the
@@ -8,15 +8,12 @@ tried as often as the caller likes.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -24,12 +21,11 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shared import atomic_files
-from shared.contracts.status_figures import FigureFamily, StatusFigure
-from shared.contracts.subjects import node_bucket, status_key
+from shared.contracts.status_figures import FigureFamily
 from shared.roles import Role
 from shared.runtime.logs import Log
 from shared.runtime.status import StatusBoard
-from shared.transport.base import NotConnected, Transport, TransportError
+from shared.transport.base import NotConnected
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 KINDS: dict[Role, tuple[str, ...]] = {
@@ -42,14 +38,6 @@ KINDS: dict[Role, tuple[str, ...]] = {
 
 _FULL = (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk on which space must be freed."""
-
-SLOW_S, SLOW_SHARE = 0.1, 0.1
-"""Storage is slow if a wait for it takes this long on average and all of them take this part of the
-time. It counts as mended at half of either.
-"""
-CHECK_EVERY_S, WINDOW_S, FEWEST = 5.0, 60.0, 5
-DISK_REMEDY = "a faster disk for node.var_dir and policy_store.uri; stop what else writes to it"
-STORE_REMEDY = "a faster disk for the NATS server's store_dir; stop what else writes to it"
 
 
 @dataclass(slots=True)
@@ -169,69 +157,3 @@ class SyncMetrics(Collector):
             CounterMetricFamily("swarm_disk_syncs", "Files and folders that this process synced to disk.", labels=[]),
             CounterMetricFamily("swarm_disk_sync_seconds", "Time for which this process waited for these syncs.", labels=[]),
         )
-
-
-class _Reading(NamedTuple):
-    at: float
-    waits: int
-    seconds: float
-
-
-class SlowWaits:
-    """Judges from readings of one kind of wait whether it is slow. Pure."""
-
-    def __init__(self) -> None:
-        self._readings: deque[_Reading] = deque()
-        self.slow = False
-        self.mean_s = self.share = 0.0
-
-    def note(self, now: float, count: int, seconds: float, usual_s: float = 0.0) -> bool:
-        """Add a reading of the totals so far; whether the judgement changed. usual_s: the part of
-        a wait that is not the storage's, such as the way to the server.
-        """
-        while self._readings and now - self._readings[0].at > WINDOW_S:
-            self._readings.popleft()
-        self._readings.append(_Reading(now, count, seconds))
-        first = self._readings[0]
-        waits = count - first.waits
-        self.mean_s = (seconds - first.seconds) / waits if waits else 0.0
-        self.share = (seconds - first.seconds) / max(now - first.at, 1e-9) if waits else 0.0
-        relief = 0.5 if self.slow else 1.0
-        slow = waits >= FEWEST and self.mean_s - usual_s >= SLOW_S * relief and self.share >= SLOW_SHARE * relief
-        changed, self.slow = slow != self.slow, slow
-        return changed
-
-
-async def watch_storage(
-    node: str, role: Role, replica: str, transport: Transport, status: StatusBoard, log: Log, every_s: float = CHECK_EVERY_S
-) -> None:
-    """Loop forever: log when the disk or the server's storage becomes slow or is fast again, and
-    show in the status how slow it is.
-    """
-    syncs, stores = SlowWaits(), SlowWaits()
-    while True:
-        now = time.monotonic()
-        if syncs.note(now, atomic_files.SYNCS.count, atomic_files.SYNCS.seconds):
-            _tell(log, "disk", syncs, DISK_REMEDY)
-        status.set(StatusFigure.DISK_SYNC_S, syncs.mean_s if syncs.slow else None)
-        waits = transport.counters.stores
-        way_s = 0.0
-        if stores.mean_s >= SLOW_S / 2:
-            started = time.monotonic()
-            try:
-                await transport.kv.get(node_bucket(node), status_key(role, replica))
-                way_s = time.monotonic() - started
-            except TransportError:
-                way_s = stores.mean_s
-        if stores.note(now, waits.count, waits.seconds, way_s):
-            _tell(log, "nats_storage", stores, STORE_REMEDY)
-        status.set(StatusFigure.NATS_STORE_S, stores.mean_s if stores.slow else None)
-        await asyncio.sleep(every_s)
-
-
-def _tell(log: Log, what: str, waits: SlowWaits, remedy: str) -> None:
-    figures = {"seconds": round(waits.mean_s, 3), "share_of_time": round(waits.share, 2)}
-    if waits.slow:
-        log.warning(f"{what}_slow", **figures, remedy=remedy)
-    else:
-        log.info(f"{what}_fast_again", **figures)

@@ -216,7 +216,7 @@ def show(snapshot: SwarmState, console: Console, run: Path | None = None, server
     fills = [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]
     if fills:
         console.print(_streams(fills))
-    for line in [*omissions(snapshot), *_unprotected(snapshot.here), *_slow(snapshot.here)]:
+    for line in [*omissions(snapshot), *_unprotected(snapshot.here), *_clocks(snapshot.here)]:
         console.print(line, soft_wrap=True)
     if words := swarm_trouble(snapshot):
         console.print(words, soft_wrap=True)
@@ -307,18 +307,14 @@ def _unprotected(nodes: Sequence[NodeState]) -> Iterator[str]:
         )
 
 
-def _slow(nodes: Sequence[NodeState]) -> Iterator[str]:
-    """Yield a line for each process whose storage is slow or whose clock is off."""
+def _clocks(nodes: Sequence[NodeState]) -> Iterator[str]:
+    """Yield a line for each process whose clock is off."""
     alive = [(node, role, status) for node in nodes for role in ROLES for status in node.alive(role)]
     for node, role, status in alive:
         whose, figures = f"{visible(node.node)}: the {role}", status.figures
-        if (sync_s := figures.get(StatusFigure.DISK_SYNC_S)) is not None:
-            yield f"{whose}'s disk is slow: a sync takes {sync_s:.2f} s; its log has the remedy (disk_slow)"
         if (ahead_s := figures.get(StatusFigure.CLOCK_AHEAD_S)) is not None:
             off = f"{duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'}"
             yield f"{whose}'s clock is {off} its NATS server's: nodes refuse each other's groups by their age; set the clock"
-        if (store_s := figures.get(StatusFigure.NATS_STORE_S)) is not None:
-            yield f"{whose}'s NATS server stores slowly: {store_s:.2f} s a message; the log has the remedy (nats_storage_slow)"
 
 
 # From outside: a swarm as its hub shows it to spectators.

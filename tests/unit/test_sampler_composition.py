@@ -28,7 +28,7 @@ def waited_s(*entries: PoolEntry, now: float = 1000.0) -> float:
         shortage="none",
         node_cap=6,
         strategy="uniform",
-        shares=Composition(local=2, external=6, most_local=8),
+        composition=Composition(local=2, external=6, most_local=8),
         weights={},
         preference=None,
     )

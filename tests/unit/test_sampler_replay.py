@@ -314,7 +314,7 @@ def test_moving_i_and_j_leaves_the_number_of_replayed_groups_as_configured() -> 
     new = [entry(seq) for seq in range(9, 13)]
     for local in (1, 2, 4):
         shares = Composition(local=local, external=4 - local, most_local=4)
-        plan = Assembly(chosen, node="alpha", seed=1).decide(new, [], 2, position(1), 1000.0, shares=shares, replayable=old)
+        plan = Assembly(chosen, node="alpha", seed=1).decide(new, [], 2, position(1), 1000.0, composition=shares, replayable=old)
         assert isinstance(plan, BatchPlan) and (len(plan.local), len(plan.replayed)) == (local, 3)
 
 

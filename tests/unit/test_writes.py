@@ -1,4 +1,4 @@
-"""Failed writes are tried again ever more rarely and told once; slow storage is told in words."""
+"""Failed writes are tried again ever more rarely and told once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.contracts.status_figures import FigureFamily
 from shared.runtime.status import StatusBoard
-from shared.runtime.writes import FIRST_WAIT_S, LONGEST_WAIT_S, WINDOW_S, SlowWaits, Writes
+from shared.runtime.writes import FIRST_WAIT_S, LONGEST_WAIT_S, Writes
 from shared.transport.base import NotConnected, TransportError
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
@@ -112,36 +112,6 @@ def test_what_is_no_failure_of_the_write_is_not_swallowed() -> None:
     assert not trainer.writes.failing("checkpoint")
 
 
-def waits(
-    judge: SlowWaits, mean_s: float, every_s: float, duration_s: float, begin: float = 0.0, usual_s: float = 0.0
-) -> list[bool]:
-    """Waits of one length at a pace, read every 5 s; whether each reading changed the judgement."""
-    total = judge._readings[-1].waits if judge._readings else 0
-    seconds = judge._readings[-1].seconds if judge._readings else 0.0
-    changes = []
-    for second in range(0, int(duration_s) + 1, 5):
-        count = int(second / every_s)
-        changes.append(judge.note(begin + second, total + count, seconds + count * mean_s, usual_s))
-    return changes
-
-
-def test_a_disk_is_slow_by_how_long_a_sync_takes_and_by_its_share_of_the_time() -> None:
-    judge = SlowWaits()
-    assert waits(judge, 0.3, 1.0, 30.0).count(True) == 1 and judge.slow
-    assert judge.mean_s == pytest.approx(0.3) and judge.share == pytest.approx(0.3)
-    assert not any(waits(SlowWaits(), 0.005, 0.01, 60.0)), "many fast syncs, half of the time"
-    assert not any(waits(SlowWaits(), 0.3, 10.0, 60.0)), "few slow ones, 3 % of the time"
-    assert not any(waits(SlowWaits(), 0.3, 1.0, 60.0, usual_s=0.25)), "most of it is the way to the server"
-
-
-def test_it_is_fast_again_once_the_slow_ones_are_a_minute_old() -> None:
-    judge = SlowWaits()
-    waits(judge, 0.3, 1.0, 60.0)
-    assert judge.slow
-    changes = waits(judge, 0.002, 1.0, WINDOW_S + 10.0, begin=60.0)
-    assert changes.count(True) == 1 and not judge.slow
-
-
 def shown(board: StatusBoard) -> str:
     text = io.StringIO()
     node = NodeState("alpha", (board.snapshot(),), at=time.time())
@@ -149,17 +119,14 @@ def shown(board: StatusBoard) -> str:
     return text.getvalue()
 
 
-def test_status_names_what_cannot_be_written_and_what_is_slow() -> None:
+def test_status_names_what_cannot_be_written() -> None:
     trainer: Any = Trainer()
-    assert "cannot write" not in shown(trainer.board) and "slow" not in shown(trainer.board)
+    assert "cannot write" not in shown(trainer.board)
     trainer.write(full())
     trainer.now += 180.0
     trainer.write(full())
-    trainer.board.set(StatusFigure.DISK_SYNC_S, 0.312)
-    trainer.board.set(StatusFigure.NATS_STORE_S, 0.44)
     said = shown(trainer.board)
     assert "alpha: the trainer cannot write: checkpoint, for 3m" in said and "(2 failed writes)" in said
-    assert "disk is slow: a sync takes 0.31 s" in said and "stores slowly: 0.44 s a message" in said
     state = NodeState("alpha", (trainer.board.snapshot(),), at=time.time())
     swarm = SwarmState(state.at, (state,))
     assert state.health == "warn" and state.unwritten in findings(state)
