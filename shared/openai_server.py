@@ -8,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import socket
 import time
 from typing import Any
 
 import httpx2
 
-from shared.plain_files import read_named
 from shared.runtime.exits import FatalError
-from shared.text import error_text
 
 _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _FIRST_PAUSE_S = 0.2
@@ -163,37 +160,12 @@ async def _start_of(answer: httpx2.Response, most_bytes: int) -> bytes:
     return bytes(content)
 
 
-MAX_BYTES = 2**14
-"""Of a key file. The longest keys are tokens of some thousand characters."""
-_OTHER_KEY = re.compile(r"-----BEGIN |\bS[ACNOUX][A-Z2-7]{56}\b")
-"""PEM and NATS credentials, or an nkey seed of any type."""
-
-
-def server_key(file: str, variable: str, setting: str) -> str | None:
-    """The key, from its file or variable; None: no key is configured. `setting`: the begin of the
-    two settings' names, such as `generator.openai_key`. Raises `FatalError` if it cannot be read.
+def server_key(variable: str, setting: str) -> str | None:
+    """The key in an environment variable; None: no key is configured. `setting`: names the
+    variable. Raises `FatalError` if it is not set.
     """
-    if file:
-        try:
-            key = read_named(file, MAX_BYTES).decode().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise FatalError(f"{setting}_file {file} cannot be read: {error_text(error)}") from None
-        if problem := key_problem(file, key):
-            raise FatalError(f"{setting}_file: {problem}")
-        return key
-    if variable:
-        if not (key := os.environ.get(variable, "").strip()):
-            raise FatalError(f"{setting}_variable is {variable}, which is not set: export it, or use {setting.split('.')[-1]}_file")
-        return key
-    return None
-
-
-def key_problem(file: str, content: str) -> str | None:
-    """Why the content of a key file must not be sent to a server: it has no key, or one for
-    something else, which a configuration made by somebody else could ask for.
-    """
-    if _OTHER_KEY.search(content):
-        return f"{file} holds a NATS key or a PEM, which must not be sent to another server: give a file with that server's own key"
-    if not content or "\n" in content:
-        return f"{file} must hold the server's key on one line and nothing else"
-    return None
+    if not variable:
+        return None
+    if not (key := os.environ.get(variable, "").strip()):
+        raise FatalError(f"{setting} is {variable}, which is not set: export it")
+    return key

@@ -24,7 +24,6 @@ from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import for_process
 from shared.runtime.spans import tracing_warnings
-from shared.text import error_text
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
 from swarm_cli.chosen_config import ConfigOption, chosen_file, load_chosen, sources
@@ -183,10 +182,6 @@ def _problems(config: NodeConfig) -> Iterator[str]:
     for setting, file in (("nats.node_ca_file", nats.node_ca_file), ("nats.swarm_ca_file", nats.swarm_ca_file)):
         yield from _checked(setting, file, _authority)
     yield from _checked("verifier.signing_key_file", verifier.signing_key_file, _signing_key)
-    if config.generator.engine == "openai":
-        yield from _checked("generator.openai_key_file", config.generator.openai_key_file, _server_key)
-    for spec in (*config.tasks, *config.eval.sets):
-        yield from _checked("judge.key_file", spec.judge.key_file, _server_key)
     if verifier.trust == "roster":
         yield from _checked("verifier.roster_file", str(verifier.roster_file), _roster)
 
@@ -239,17 +234,6 @@ def _authority(path: Path) -> str | None:
     except ssl.SSLError:
         return f"{path} is not a PEM certificate: give the authority's, which begins with -----BEGIN CERTIFICATE-----"
     return None
-
-
-def _server_key(path: Path) -> str | None:
-    if problem := _open_to_others(path):
-        return problem
-    from shared.openai_server import MAX_BYTES, key_problem
-
-    try:
-        return key_problem(str(path), read_named(path, MAX_BYTES).decode().strip())
-    except UnicodeDecodeError as error:
-        return f"{path} holds no key ({error_text(error)}): give the file with the server's key"
 
 
 def _roster(path: Path) -> str | None:
@@ -309,7 +293,7 @@ async def _openai_problems(config: NodeConfig) -> list[str]:
 
     generator, setting = config.generator, "generator.openai_url"
     try:
-        key = server_key(generator.openai_key_file, generator.openai_key_variable, "generator.openai_key")
+        key = server_key(generator.openai_key_variable, "generator.openai_key_variable")
         server = OpenAiRequests(generator.openai_url, key, CONNECT_S, max_connections=1, setting=setting, relief="see why it is")
         try:
             await server.ask("GET", "/models")

@@ -207,11 +207,9 @@ class _Server(NamedTuple):
 def _servers(config: NodeConfig) -> Iterator[_Server]:
     generator = config.generator
     if generator.engine == "openai":
-        name = "openai_key_file" if generator.openai_key_file else "openai_key_variable"
-        yield _Server("generator.openai_url", generator.openai_url, f"generator.{name}", getattr(generator, name))
+        yield _Server("generator.openai_url", generator.openai_url, "generator.openai_key_variable", generator.openai_key_variable)
     for judge in dict.fromkeys(spec.judge for spec in (*config.tasks, *config.eval.sets) if spec.judge.url):
-        name = "key_file" if judge.key_file else "key_variable"
-        yield _Server("judge.url", judge.url, f"judge.{name}", getattr(judge, name))
+        yield _Server("judge.url", judge.url, "judge.key_variable", judge.key_variable)
 
 
 def _shown_key(config: NodeConfig) -> Iterator[str]:

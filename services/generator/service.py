@@ -339,7 +339,7 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
             kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
             tensor_parallel_size=generator.tensor_parallel,
             base_url=generator.openai_url or None,
-            api_key=server_key(generator.openai_key_file, generator.openai_key_variable, "generator.openai_key"),
+            api_key=server_key(generator.openai_key_variable, "generator.openai_key_variable"),
             options=generator.engine_options,
             served_model=generator.openai_model or config.model.name or None,
             turns=device_turns(config, "generator"),

@@ -42,15 +42,11 @@ class GeneratorSection(Section):
     openai_url: str = Field(
         "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then only provides the tokenizer."
     )
-    openai_key_file: str = Field(
-        "",
-        description="File with the API key for that server, sent as a bearer token; empty: use openai_key_variable.",
-    )
     openai_key_variable: str = Field(
         "",
         pattern=r"^[A-Za-z_0-9]*$",
-        description="Environment variable with that key, such as OPENAI_API_KEY. None is read by default, so that no server "
-        "gets a key meant for another.",
+        description="Environment variable with the API key for that server, such as OPENAI_API_KEY, sent as a bearer token. None "
+        "is read by default, so that no server gets a key meant for another.",
     )
     openai_model: str = Field(
         "", description="The model's name on that server; empty: model.name, or the only model that the server lists."

@@ -44,9 +44,10 @@ class JudgeSection(Section):
 
     url: str = Field("", description="Its base URL, such as http://localhost:8000/v1; its chat interface is asked.")
     model: str = Field("", description="The model's name on that server.")
-    key_file: str = Field("", description="File with the API key for that server; empty: use key_variable.")
     key_variable: str = Field(
-        "", pattern=r"^[A-Za-z_0-9]*$", description="Environment variable with that key, of the verifier and of the generator."
+        "",
+        pattern=r"^[A-Za-z_0-9]*$",
+        description="Environment variable with the API key for that server, of the verifier and the generator.",
     )
     calls_per_minute: int = Field(
         0, ge=0, le=1_000_000, description="Most requests a minute from one process; the others wait. 0: no limit."

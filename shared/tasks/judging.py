@@ -72,7 +72,7 @@ class Judge:
         self._settings = settings
         self._server = OpenAiRequests(
             settings.url,
-            server_key(settings.key_file, settings.key_variable, "judge.key"),
+            server_key(settings.key_variable, "judge.key_variable"),
             settings.timeout_s,
             CONNECTIONS,
             setting="judge.url",

@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 from shared.config import NodeConfig, load_config
 from shared.identity.keys import KeyFileError, load, new_seed
 from shared.identity.roster import RosterError, read_roster
-from shared.openai_server import server_key
-from shared.runtime.exits import FatalError
 from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_source import load_rows
 from shared.transport.base import AccessDenied
@@ -33,14 +31,12 @@ def configured(**sections: Any) -> NodeConfig:
     return load_config(overrides={"tasks": [{"dataset": "gcd"}], **sections})
 
 
-def openai(file: str = "", **other: str) -> NodeConfig:
-    generator = {"engine": "openai", "openai_url": "https://example.org/v1", "openai_key_file": file}
+def openai(key: str = "", **other: str) -> NodeConfig:
+    generator = {"engine": "openai", "openai_url": "https://example.org/v1", "openai_key_variable": key}
     return configured(generator=generator | other)
 
 
 def of_file(setting: str, file: str) -> NodeConfig:
-    if setting == "openai_key_file":
-        return openai(file)
     if setting == "roster_file":
         return configured(verifier={"trust": "roster", "roster_file": file})
     if setting == "signing_key_file":
@@ -54,7 +50,6 @@ SETTINGS = (
     "node_ca_file",
     "swarm_ca_file",
     "signing_key_file",
-    "openai_key_file",
     "roster_file",
 )
 
@@ -89,9 +84,8 @@ def test_config_check_reads_no_file_without_an_end(endless: tuple[str, str], set
         (lambda file: read_roster(Path(file)), RosterError),
         (lambda file: credential_settings(file, None), AccessDenied),
         (lambda file: credential_settings(None, file), AccessDenied),
-        (lambda file: server_key(file, "", "generator.openai_key"), FatalError),
     ],
-    ids=["signing key", "roster", "nats key", "authority", "server key"],
+    ids=["signing key", "roster", "nats key", "authority"],
 )
 def test_no_service_reads_a_file_without_an_end(
     endless: tuple[str, str], reading: Callable[[str], object], error: type[Exception]
@@ -118,42 +112,9 @@ def test_a_key_behind_a_link_is_read_as_in_a_mounted_secret(tmp_path: Path) -> N
     assert credential_settings(str(tmp_path / "node.nk"), None)["nkeys_seed_str"] == seed.read_text().strip()
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (new_seed().decode(), "holds a NATS key"),
-        (f"-----BEGIN USER NKEY SEED-----\n{new_seed().decode()}\n", "holds a NATS key or a PEM"),
-        ("-----BEGIN PRIVATE KEY-----\nAAAA\n", "or a PEM"),
-        ("root:x:0\nuser:x:1\n", "on one line"),
-        ("", "on one line"),
-    ],
-    ids=["seed", "credentials", "private key", "lines", "nothing"],
-)
-def test_a_key_for_something_else_is_sent_to_no_server(tmp_path: Path, content: str, words: str) -> None:
-    file = tmp_path / "key"
-    file.write_text(content)
-    file.chmod(0o600)
-    (told,) = key_file_problems(openai(str(file)))
-    assert words in told
-    judge = {"url": "https://example.org/v1", "model": "m", "key_file": str(file)}
-    (of_judge,) = key_file_problems(configured(tasks=[{"dataset": "gcd", "verifier": "judge", "judge": judge}]))
-    assert words in of_judge and "judge.key_file" in of_judge
-    with pytest.raises(FatalError, match=words) as refused:
-        server_key(str(file), "", "judge.key")
-    assert not content or content.splitlines()[-1] not in f"{told}{refused.value}", "it is not shown"
-
-
-def test_a_servers_own_key_is_sent(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("sk-proj-SUAB_1234\n")
-    (tmp_path / "key").chmod(0o600)
-    assert key_file_problems(openai(str(tmp_path / "key"))) == []
-    assert server_key(str(tmp_path / "key"), "", "judge.key") == "sk-proj-SUAB_1234"
-
-
-@pytest.mark.parametrize("key", ["openai_key_file", "openai_key_variable"])
-def test_a_key_that_is_sent_over_a_network_unencrypted_is_warned_of(key: str) -> None:
-    (told,) = risky_settings(openai(**{key: "KEY", "openai_url": "http://example.org:8000/v1"}))
-    assert f"the key of {key} is sent there unencrypted" in told
+def test_a_key_that_is_sent_over_a_network_unencrypted_is_warned_of() -> None:
+    (told,) = risky_settings(openai("KEY", openai_url="http://example.org:8000/v1"))
+    assert "the key of openai_key_variable is sent there unencrypted" in told
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://localhost/v1", "https://example.org/v1", "http://[bad"])
