@@ -232,8 +232,9 @@ def log_move(log: Log, becomes: Composition, state: SharingState) -> None:
 
 
 class DemandReport:
-    """What the node's verifiers are asked to read, in the node's bucket. While something is wanted
-    it is written again as the scored stream grows, because what was stored may be of no use.
+    """The number of groups that verifiers are asked to read, in the node's bucket. While something
+    is wanted it is written again as the scored stream grows, because what was stored may be of no
+    use.
     """
 
     def __init__(self, transport: Transport, node: str) -> None:

@@ -28,8 +28,6 @@ from shared.model.weights import DeltaRounding, write_tensors
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 from shared.run_records import CHECKPOINTS
 from shared.runtime import FatalError, ServiceContext
-from shared.runtime.logs import Log
-from shared.runtime.metrics import LateGauge
 from shared.runtime.writes import LONGEST_WAIT_S
 from shared.transport.base import Transport, TransportError
 
@@ -195,46 +193,6 @@ _REMEDY = (
 )
 
 
-class DeltaReport:
-    """Warns when the loss becomes large, not with every policy, because early in training the delta
-    is small and most of it is lost for many steps.
-    """
-
-    def __init__(self, gauge: LateGauge, log: Log) -> None:
-        self._gauge, self._log = gauge, log
-        self._warned = False
-
-    def published(self, rounding: DeltaRounding | None, *, version: int, dtype: str) -> None:
-        """Record the rounding of the published policy `version` to `dtype`; None: it has no
-        adapters, or they add nothing yet.
-        """
-        self._gauge.set(None if rounding is None else rounding.lost_ratio)
-        much = rounding is not None and rounding.lost_ratio > MUCH
-        if rounding is not None and much != self._warned:
-            said = {
-                "version": version,
-                "dtype": dtype,
-                "lost_ratio": round(rounding.lost_ratio, 4),
-                "unmoved_ratio": round(rounding.unmoved_ratio, 4),
-            }
-            if much:
-                self._log.warning("delta_rounded_away", **said, **_explanation(rounding, dtype))
-            else:
-                self._log.info("delta_kept", **said)
-        self._warned = much
-
-
-def _explanation(rounding: DeltaRounding, dtype: str) -> dict[str, str]:
-    return {
-        "reason": f"{rounding.unmoved_ratio:.0%} of the adapted weights do not move in {dtype}: what the adapters add is less than "
-        f"half a step between neighbouring {dtype} numbers",
-        "consequence": f"generators sample from a policy without {rounding.lost_ratio:.0%} of what was learned; see "
-        "swarm_trainer_delta_lost_ratio, said again only after it was below "
-        f"{MUCH:.0%}",
-        "remedy": _REMEDY,
-    }
-
-
 class CheckpointKeeper:
     """Writes a trainer's checkpoints. If one cannot be written, it is tried again, ever more rarely
     (`shared.runtime.writes`); the previous one stays intact.
@@ -388,7 +346,7 @@ class StepPublisher:
         self.findings = Findings(node)
         self._confirmed: int | None = None
         self._announced: TrainerPosition | None = None
-        self._delta_report = DeltaReport(gauges.delta_lost, context.log)
+        self._warned_of_rounding = False
 
     async def begin(self) -> None:
         """Read what is published, and log where training resumes."""
@@ -482,8 +440,27 @@ class StepPublisher:
         self._gauges.published(published)
         sent_kind, sent_bytes = self._publisher.sent_kind, self._publisher.sent_bytes
         self._log.info("policy_published", version=version, sent=sent_kind, sent_bytes=sent_bytes)
-        self._delta_report.published(self._learner.delta_rounding, version=version, dtype=dtype_name(self._learner.published_dtype))
+        self._tell_rounding(self._learner.delta_rounding, version)
         self._context.status.set(StatusFigure.POLICY_VERSION, version)
+
+    def _tell_rounding(self, rounding: DeltaRounding | None, version: int) -> None:
+        """Export what rounding loses of merged adapters, and warn of much once: early in training
+        most of the small delta is lost for many steps. None: nothing is merged yet.
+        """
+        self._gauges.delta_lost.set(None if rounding is None else rounding.lost_ratio)
+        if rounding is None or rounding.lost_ratio <= MUCH or self._warned_of_rounding:
+            return
+        self._warned_of_rounding = True
+        dtype = dtype_name(self._learner.published_dtype)
+        self._log.warning(
+            "delta_rounded_away",
+            version=version,
+            dtype=dtype,
+            lost_ratio=round(rounding.lost_ratio, 4),
+            reason=f"{rounding.unmoved_ratio:.0%} of the adapted weights do not move in {dtype}: their delta is less than half a step",
+            consequence="generators sample from a policy without the lost part (swarm_trainer_delta_lost_ratio)",
+            remedy=_REMEDY,
+        )
 
     async def _write_policy(self, file: Path) -> None:
         await self._torch.run(lambda: write_tensors(self._learner.policy(), file, self._learner.policy_metadata))

@@ -356,7 +356,7 @@ class ForeignStore:
             self._stored.add(seq)
 
     def since(self, seq: int) -> int:
-        """How many foreign groups this process has stored after `seq`."""
+        """Count the foreign groups that this process has stored after `seq`."""
         return sum(stored > seq for stored in self._external)
 
     async def catch_up(self) -> None:

@@ -211,7 +211,7 @@ class SwarmReader:
         self._failed = 0
 
     async def wanted(self) -> ForeignDemand:
-        """What the node's sampler wants; nothing as long as it has not said so.
+        """Read what the node's sampler wants; nothing as long as it has not said so.
 
         Raises:
             TransportError: the node plane did not answer.

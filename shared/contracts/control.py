@@ -110,8 +110,8 @@ class SamplerPosition(Message, frozen=True, kw_only=True):
 
 
 class ForeignDemand(Message, frozen=True, kw_only=True):
-    """How many foreign groups the sampler lacks for its next batches, having read the scored stream
-    up to `scored_seq`. What the verifiers have stored since comes off it.
+    """Number of foreign groups that the sampler lacks for its next batches, having read the scored
+    stream up to `scored_seq`. What the verifiers have stored since comes off it.
     """
 
     schema: SchemaVersion = 1

@@ -101,7 +101,7 @@ class Columns:
         return value_at(values, self.needed(setting)[0])
 
     def asked(self, values: Mapping[str, Any], question: str, answer: str) -> Asked:
-        """What a row asks, whatever the form. `question`, `answer`: its texts."""
+        """Name what a row asks, whatever the form. `question`, `answer`: its texts."""
         if self._parts["question"]:
             return asked_of((_inserted(name, value_at(values, name)) for name in sorted(self.needed("question"))), answer)
         said = row_messages(question)

@@ -102,8 +102,8 @@ class Rewards:
     def requests(
         self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, problems: list[str]
     ) -> list[list[Requests]]:
-        """What to ask a judge about each answer, for each reward of the form `judge`. `problems`
-        gets what is wrong with the first request that cannot be had.
+        """List what to ask a judge about each answer, for each reward of the form `judge`.
+        `problems` gets what is wrong with the first request that cannot be had.
         """
         judged = [each for each in self._functions if each is not None and each.signature.form == "judge"]
         return [[each.requests(item, text, word, step, problems) for step, text in enumerate(texts, first_step)] for each in judged]
@@ -198,7 +198,7 @@ class RewardFunction:
         return Scored(rewards, marks, first_problem)
 
     def requests(self, item: Item, text: str | None, word: Word, step: int, problems: list[str]) -> Requests:
-        """What to ask a judge about an answer; nothing if there is none besides thoughts."""
+        """List what to ask a judge about an answer; nothing if there is none besides thoughts."""
         word[0] = step
         if text is None or not without_thought(text).strip():
             return int(Mark.TIMEOUT) if text is None else []
