@@ -457,7 +457,7 @@ class StepPublisher:
             version=version,
             dtype=dtype,
             lost_ratio=round(rounding.lost_ratio, 4),
-            reason=f"{rounding.unmoved_ratio:.0%} of the adapted weights do not move in {dtype}: their delta is less than half a step",
+            reason=f"{rounding.unmoved_ratio:.0%} of the adapted weights do not move in {dtype}: less than half a step each",
             consequence="generators sample from a policy without the lost part (swarm_trainer_delta_lost_ratio)",
             remedy=_REMEDY,
         )
