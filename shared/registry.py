@@ -10,6 +10,8 @@ Each registry with its entry-point group, the setting that names an entry, and t
 * `ENGINES`, `swarm.engines`, `generator.engine`: a function from `EngineSettings` to an `Engine`.
 * `VERIFIERS`, `swarm.verifiers`, `verifier` in `[[tasks]]`: a function from a task to the scorer of
   its answers.
+* `ENVIRONMENTS`, `swarm.environments`, `environment` in `[[tasks]]`: an `Environment`
+  (shared/tasks/environments.py).
 * `TASK_SOURCES`, `swarm.task_sources`, `dataset` in `[[tasks]]`: a function from (settings, seed)
   to a sequence of entries.
 * `POLICY_STORES`, `swarm.policy_stores`, the scheme of `policy_store.uri`: a function from
@@ -323,6 +325,7 @@ VERIFIERS = Registry(
         "math": "shared.tasks.verify_math:verifier",
     },
 )
+ENVIRONMENTS = Registry("environment", "swarm.environments", "environment in [[tasks]]", {})
 TASK_SOURCES = Registry("task source", "swarm.task_sources", "dataset in [[tasks]]", {}, taken="shared.tasks.derive:datasets")
 """In addition to reasoning-gym's datasets, whose names are not available to task sources."""
 POLICY_STORES = Registry(
@@ -343,7 +346,9 @@ TRACKERS = Registry(
 )
 
 
-REGISTRIES = {each.kind: each for each in (OBJECTIVES, STRATEGIES, ENGINES, VERIFIERS, TASK_SOURCES, POLICY_STORES, TRACKERS)}
+REGISTRIES = {
+    each.kind: each for each in (OBJECTIVES, STRATEGIES, ENGINES, VERIFIERS, ENVIRONMENTS, TASK_SOURCES, POLICY_STORES, TRACKERS)
+}
 """All registries, by what their entries are."""
 
 

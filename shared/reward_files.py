@@ -147,6 +147,8 @@ def columns_used(verifier: str) -> frozenset[str] | None:
     reward has `**columns` and reads them, or only running its file tells its parameters.
     """
     used: frozenset[str] = frozenset()
+    if verifier.startswith("{"):
+        return None  # `reset` gets the row
     for part in parts_of(verifier):
         try:
             signature = read_signature(part) if part.file else Signature((), frozenset())
@@ -179,7 +181,12 @@ def is_judged(verifier: str) -> bool:
 
 
 def parts_of(verifier: str) -> list[Part]:
-    """The rewards that a verifier's name stands for."""
+    """The rewards that a verifier's name stands for; of an environment's or of tools
+    (`shared.environment_files`), what is in files.
+    """
+    if verifier.startswith("{"):
+        found = json.loads(verifier)
+        return [part for use in ([found["use"]] if found["use"] else found["tools"]) if (part := Part(use)).file]
     if verifier.startswith("["):
         return [Part(str(use), float(weight)) for use, weight in json.loads(verifier)]
     return [Part(verifier)]
@@ -194,7 +201,7 @@ def name_of(parts: Sequence[Part]) -> str:
 
 def has_rewards(verifier: str) -> bool:
     """Check whether the name is not that of one verifier."""
-    return verifier.startswith("[") or bool(Part(verifier).file)
+    return verifier.startswith(("[", "{")) or bool(Part(verifier).file)
 
 
 def verifier_words(verifier: str) -> str:
@@ -202,6 +209,11 @@ def verifier_words(verifier: str) -> str:
     if not has_rewards(verifier):
         return f"verifier {verifier}"
     parts = parts_of(verifier)
+    if verifier.startswith("{"):
+        found = json.loads(verifier)
+        if found["use"]:
+            return f"environment {parts[0].title if parts else found['use']}"
+        return f"{verifier_words(found['verifier'])}, with tools {', '.join(part.function for part in parts)}"
     told = " + ".join(part.title if part.weight == 1.0 else f"{part.weight:g} * {part.title}" for part in parts)
     return f"reward {told}"
 
@@ -330,18 +342,26 @@ def read_signature(part: Part) -> Signature | None:
     Raises:
         RewardFileError: there is no such file, it is not Python, or it has no such function.
     """
-    bound = _bound(part.file)
-    names = {name: node for name, nodes in bound.items() for node in nodes}
+    found = statement_of(part)
+    if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) and not found.decorator_list:
+        return _signature(found)
+    return None
+
+
+def statement_of(part: Part) -> ast.stmt | None:
+    """The statement that binds the function, or the class, at the file's top level; None if only
+    running the file tells. Raises RewardFileError as `read_signature`.
+    """
+    names = {name: node for name, nodes in _bound(part.file).items() for node in nodes}
     if part.function not in names and "*" not in names:
-        functions = [name for name, node in names.items() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        functions = [
+            name for name, node in names.items() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
         more = f" and {len(functions) - 10:,} more" if len(functions) > 10 else ""
         has = f"it has {', '.join(functions[:10])}{more}" if functions else "it has no function"
         hint = did_you_mean(part.function, names) or has
         raise RewardFileError(f"{part.file}: it has no function {part.function}; {hint}")
-    found = names.get(part.function)
-    if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) and not found.decorator_list:
-        return _signature(found)
-    return None
+    return names.get(part.function)
 
 
 def _bound(file: str) -> dict[str, list[ast.stmt]]:

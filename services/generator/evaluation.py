@@ -13,18 +13,20 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.generator.engine_calls import ServerWait, sampled
+from services.generator.engine_calls import ServerWait
 from services.generator.engines.base import Engine, Sample, SamplingParams
+from services.generator.episodes import Episodes
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
 from shared.config import NodeConfig, scorers_id
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, RewardValues, SetTurn, TrainerPosition, incomparable
-from shared.contracts.messages import Task
+from shared.contracts.messages import Task, transcript
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, REWARD_VALUES_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.rewards import unknown_of
@@ -48,6 +50,11 @@ from shared.transport.base import Conflict, KvEntry, TransportError
 _POLL_S = 0.1
 _FOLLOW_S = 2.0
 NOT_ANSWERED = Sample((), "", "stop", None)
+
+
+def said_by(answer: Sample) -> str | list[str]:
+    """The answer as scorers take it: its text, or its turns."""
+    return answer.turns if answer.turn_chars else answer.text
 
 
 def evaluation_due(version: int, last: int | None, every: int, *, finished: bool) -> bool:
@@ -124,10 +131,13 @@ class Evaluator:
         tasks: Sequence[PromptedTask],
         figures: Figures,
         sets_left: Callable[[int], Awaitable[bool]] | None = None,
+        swaps: asyncio.Lock | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         """`config`: with the files of its task sources already read. `sets_left`: whether sets are
         still to be measured on the last policy. They come first, because a run may end with its
-        held-out evaluation.
+        held-out evaluation. `swaps`: held while answers of several turns are sampled, so that one
+        policy gives all of them. `episodes`: samples them.
         """
         self._context = context
         self._sets_left = sets_left
@@ -135,6 +145,8 @@ class Evaluator:
         self._config = config
         self._rules = PassRules(config.tasks)
         self._engine = engine
+        self._episodes = episodes or Episodes(engine, config, config.tasks)
+        self._swaps = swaps
         self._tasks = tasks
         self._held_out = held_out_id([each.task for each in tasks])
         self._scorer = scorers_id(config.tasks)
@@ -245,9 +257,9 @@ class Evaluator:
 
     async def _asked(self) -> tuple[list[list[Sample]], float]:
         # One call, so that one policy version gives all answers; weight swaps wait for it.
-        async with self._engine.turn():
+        async with self._swaps if self._swaps and self._episodes.several_turns else nullcontext(), self._engine.turn():
             started = time.monotonic()
-            samples = await sampled(self._engine, [each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
+            samples = await self._episodes.sampled(self._tasks, 1, self._params, seed=0)
         return samples, time.monotonic() - started
 
     async def _report(self, answered: _Answers, scorers: ScorerPool) -> None:
@@ -256,7 +268,7 @@ class Evaluator:
         """
         await self._learn_passes()  # first, since it fails while the server is away, and scoring takes long
         started, answers = time.monotonic(), answered.samples
-        results = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
+        results = await scorers.score([(each.task, [said_by(answer)]) for each, answer in zip(self._tasks, answers, strict=True)])
         scored = judged_answers(self._rules, [each.task.ref for each in self._tasks], results)
         version, unknown = answers[0].policy_version, [each for each in results if each.rewards == [None]]
         if unknown:
@@ -420,11 +432,12 @@ def _sample(task: Task, answer: Sample, score: Score, parts: Parts) -> dict[str,
         "index": ref.index,
         "question": task.text[:TEXT_CHARACTERS],
         "reference": None if task.answer is None else task.answer[:TEXT_CHARACTERS],
-        "text": answer.text[:TEXT_CHARACTERS],
+        "text": transcript(answer.turns, answer.replies)[:TEXT_CHARACTERS],
         "characters": len(answer.text),
         "reward": score[0],
         "passed": score[1],
         **({"parts": dict(parts)} if parts else {}),
         "tokens": len(answer.token_ids),
+        **({"turns": len(answer.turns)} if answer.turn_chars else {}),
         "finish_reason": answer.finish_reason,
     }

@@ -18,14 +18,16 @@ from typing import Any
 
 import msgspec
 
-from services.generator.engine_calls import ServerWait, sampled
+from services.generator.engine_calls import ServerWait
 from services.generator.engines.base import Engine, Sample, SamplingParams
+from services.generator.episodes import Episodes
 from services.generator.evaluation import (
     NOT_ANSWERED,
     EvaluationLines,
     eval_line,
     evaluation_due,
     is_last,
+    said_by,
     trainer_position,
     turns_of_sets,
     unscored_line,
@@ -246,16 +248,20 @@ class SetEvaluator:
         params = SamplingParams(temperature=each.spec.temperature, max_new_tokens=self._config.generator.max_new_tokens)
         samples: list[list[Sample]] = []
         seconds, size = 0.0, self._questions_a_call[each.spec.name]
+        episodes = Episodes(self._engine, self._config, [each.spec])
         for first in range(0, len(each.tasks), size):
-            prompts = [task.prompt_ids for task in each.tasks[first : first + size]]
+            tasks = each.tasks[first : first + size]
 
-            async def asked(prompts: Sequence[list[int]] = prompts, seed: int = first) -> tuple[list[list[Sample]], float]:
+            async def asked(tasks: Sequence[PromptedTask] = tasks, seed: int = first) -> tuple[list[list[Sample]], float]:
                 async with self._engine.turn():
                     started = time.monotonic()
-                    found = await sampled(self._engine, prompts, each.spec.k, params, seed=seed)
+                    found = await episodes.sampled(tasks, each.spec.k, params, seed=seed)
                 return found, time.monotonic() - started
 
-            found, took_s = await self._server.answer(asked)
+            try:
+                found, took_s = await self._server.answer(asked)
+            finally:
+                await episodes.close()
             samples += found
             seconds += took_s
             await asyncio.sleep(0)  # a training call that waits comes first
@@ -273,7 +279,7 @@ class SetEvaluator:
                 rules.merge(earlier.reward_values)
         async with ScorerPool.from_config(self._config.verifier, tasks=[spec], workers=1) as scorers:
             await try_rewards(scorers, [spec] if worth_trying(spec) else [], rules)
-            texts = [[answer.text for answer in of_task] for of_task in answered.samples]
+            texts = [[said_by(answer) for answer in of_task] for of_task in answered.samples]
             results = await scorers.score([(task.task, said) for task, said in zip(each.tasks, texts, strict=True)])
         scores = judged_answers(rules, [task.task.ref for task in each.tasks], results)
         turn = await self._turn(each)

@@ -8,6 +8,8 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
+from msgspec import UNSET
+
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
@@ -34,6 +36,7 @@ def rollout_group(
     """The group of all `samples` of one task. Its version is the oldest that sampled any of
     them.
     """
+    turns = prompted.turns
     return RolloutGroup(
         node=node,
         created_at=created_at,
@@ -48,6 +51,8 @@ def rollout_group(
                 # not be trained on as if it had these tokens.
                 token_ids=None if sample.logprobs is None else pack_ids(sample.token_ids),
                 behaviour_logprobs=None if sample.logprobs is None else pack_logprobs(sample.logprobs),
+                turn_tokens=pack_ids(sample.turn_tokens) if sample.turn_tokens else None,
+                turn_chars=pack_ids(sample.turn_chars) if sample.turn_chars else None,
             )
             for sample in samples
         ],
@@ -57,6 +62,7 @@ def rollout_group(
             temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, max_new_tokens=params.max_new_tokens
         ),
         prompt_ids=pack_ids(prompted.prompt_ids),
+        environment=UNSET if turns is None else turns.id,
     )
 
 

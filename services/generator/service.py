@@ -17,9 +17,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
-from services.generator.engine_calls import ServerWait, calls_of, sampled
+from services.generator.engine_calls import ServerWait, calls_of
 from services.generator.engines import create_engine
-from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams, WrongSetting
+from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams, WrongSetting
+from services.generator.episodes import Episodes
 from services.generator.evaluation import Evaluator
 from services.generator.evaluation_sets import AskedSet, SetEvaluator
 from services.generator.figures import Figures
@@ -75,6 +76,10 @@ class GeneratorService:
         self._prompter = Prompter(config, tokenizer, max_length, self._held_out)
         self._params = SamplingParams.of(generator)
         self._engine = _engine_of(config, max_length)
+        try:
+            self._episodes = Episodes(self._engine, config, config.tasks)
+        except WrongSetting as error:
+            raise FatalError(str(error)) from None
         self._fruitless = 0
         self._left_out_told: Counter[str] = Counter()
         self._unwritable_told: Counter[str] = Counter()
@@ -96,6 +101,7 @@ class GeneratorService:
         except WrongSetting as error:
             raise FatalError(str(error)) from None
         finally:
+            await self._episodes.close()
             await self._engine.close()
 
     def _record_files(self) -> None:
@@ -134,9 +140,11 @@ class GeneratorService:
         self._follower = PolicyFollower(context, config, self._engine, self._figures)
         self._trains = self._engine.loads_policies and "trainer" in config.node.role_names
         held_out = await asyncio.to_thread(self._prompter.held_out, self._held_out.tasks)  # a question may take seconds
-        sets = [AskedSet(each, await asyncio.to_thread(self._prompter.held_out, asked)) for each, asked in self._asked_sets()]
+        sets = [AskedSet(each, await asyncio.to_thread(self._prompter.held_out, asked, each)) for each, asked in self._asked_sets()]
         set_evaluator = SetEvaluator(context, config, self._engine, sets, self._follower.swaps)
-        evaluator = Evaluator(context, config, self._engine, held_out, self._figures, set_evaluator.left)
+        evaluator = Evaluator(
+            context, config, self._engine, held_out, self._figures, set_evaluator.left, self._follower.swaps, self._episodes
+        )
         await self._tell_sets(sets)
         self._tell_left_out()
         context.status.state(EVALUATING_BASE)
@@ -295,22 +303,14 @@ class GeneratorService:
         """One list of completions per prompt. The seed is derived from the lease's first draw, so
         that the same draws give the same completions, whichever replica samples them.
         """
-        config, limit_s = self._config, self._config.generator.call_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await sampled(
-                    self._engine,
-                    [each.prompt_ids for each in prompted],
-                    config.generator.completions,
-                    self._params,
-                    seed=call_seed(config.node.id, config.node.seed, lease.first),
-                )
-        except TimeoutError:
-            here = self._engine.shares_device
-            raise (EngineError if here else EngineAway)(
-                f"engine {self._engine.name}: no answer to {lease.count} prompts within {limit_s:.0f} s "
-                f"(lower generator.groups_per_call if answers really take that long): {'restarting' if here else 'asking again'}"
-            ) from None
+        config = self._config
+        return await self._episodes.sampled(
+            prompted,
+            config.generator.completions,
+            self._params,
+            seed=call_seed(config.node.id, config.node.seed, lease.first),
+            limit_s=config.generator.call_timeout_s,
+        )
 
 
 async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[None]) -> None:

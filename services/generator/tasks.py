@@ -9,22 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.generator.engines.base import Prompt
-from shared.config import NodeConfig
+from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import Task
+from shared.environment_files import EnvironmentSpec
 from shared.model.prompts import PromptError, conversation, render_prompt
 from shared.runtime import FatalError
 from shared.tasks import HeldOut, TaskSource
 from shared.tasks.source import MAX_ATTEMPTS
+from shared.tasks.verifiers import VerifierChoice
 
 _MOST_UNWRITABLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class PromptedTask:
-    """A task and the token ids of its prompt."""
+    """A task, the token ids of its prompt, and what the policy's turns meet; None for one turn."""
 
     task: Task
     prompt_ids: list[int]
+    turns: EnvironmentSpec | None = None
 
 
 class Prompter:
@@ -42,6 +45,7 @@ class Prompter:
         self._system_prompt = config.model.system_prompt
         self._longest_prompt = max_length - config.generator.max_new_tokens
         self._held_out = held_out
+        self._choice = VerifierChoice(config.tasks)
         if self._longest_prompt < 1:
             raise FatalError(
                 f"generator.max_new_tokens {config.generator.max_new_tokens} leaves no room for a prompt in the model's "
@@ -65,12 +69,12 @@ class Prompter:
         passed_over: Counter[str] = Counter()
         for task in self._source.candidates(draw, self._held_out, passed_over):
             try:
-                prompt_ids = self.prompt(task)
+                prompted = self.prompted(task)
             except PromptError:
                 passed_over["unwritable"] += 1
                 continue
-            if len(prompt_ids) <= self._longest_prompt:
-                return PromptedTask(task, prompt_ids)
+            if len(prompted.prompt_ids) <= self._longest_prompt:
+                return prompted
             passed_over["too_long"] += 1
         raise FatalError(f"{self._source.ref(draw).dataset}: {self._why_none(passed_over)}")
 
@@ -91,23 +95,27 @@ class Prompter:
         causes = [f"{number} are {explained[cause]}" for cause, number in passed_over.most_common()]
         return f"none of the {MAX_ATTEMPTS} tasks tried can be trained on; {'; '.join(causes)}"
 
-    def prompt(self, task: Task) -> Prompt:
-        """The prompt for a task. Raises PromptError: the chat template cannot write
-        the question.
+    def prompted(self, task: Task, spec: TaskSpec | None = None) -> PromptedTask:
+        """The task with its prompt. spec: its source, if that is none of `[[tasks]]`.
+
+        Raises:
+            PromptError: the chat template cannot write the question.
         """
+        turns = self._choice.turns_for(task.ref) if spec is None else spec.turns
         known = self.unwritable.setdefault(task.ref.dataset, {})
         try:
-            ids = render_prompt(self._tokenizer, task.prompt, self._system_prompt)
-            return Prompt(ids, conversation(task.prompt, self._system_prompt))
+            tools = "" if turns is None else turns.tools_json
+            ids = render_prompt(self._tokenizer, task.prompt, self._system_prompt, tools)
+            return PromptedTask(task, Prompt(ids, conversation(task.prompt, self._system_prompt)), turns)
         except PromptError as error:
             if len(known) < _MOST_UNWRITABLE:
                 known[task.text] = error
             raise
 
-    def held_out(self, tasks: Sequence[Task]) -> list[PromptedTask]:
-        """The held-out tasks that fit the model."""
+    def held_out(self, tasks: Sequence[Task], spec: TaskSpec | None = None) -> list[PromptedTask]:
+        """The held-out tasks, or those of an evaluation set, that fit the model."""
         prompted = []
         for task in tasks:
             with contextlib.suppress(PromptError):
-                prompted.append(PromptedTask(task, self.prompt(task)))
+                prompted.append(self.prompted(task, spec))
         return [each for each in prompted if len(each.prompt_ids) <= self._longest_prompt]

@@ -276,7 +276,7 @@ def _taken_in(number: int, group: TokenGroup, updates: Sequence[BoundedGradient]
         answer: dict[str, Any] = {"place": place, "advantage": _short(advantage)}
         uses = [use for update in updates if (use := update.uses.get((number, completion))) is not None]
         if uses:
-            answer |= _used(uses, len(group.completions[completion]))
+            answer |= _used(uses, group.sampled_lengths[completion])
         line["answers"].append(answer)
     return line
 

@@ -21,8 +21,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from services.verifier.copies import CopyMemory, GroupPrint, ReplayMemory, row_limit
+from services.verifier.episodes import turns_problem
 from services.verifier.refusals import BLAME, Problem, Refusal, Refused
 from services.verifier.reputation import Reputation, ScoringCost, Sender, Senders, TaskDifferences
 from services.verifier.trust import Bans, Trust
@@ -31,6 +33,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_foreign, unpacked
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, ModelIdentity
+from shared.environment_files import EnvironmentSpec
 from shared.identity import keys
 from shared.rewards import LocalOnly, unknown_of
 from shared.tasks.derive import from_package, package_of
@@ -216,14 +219,18 @@ class Border:
             reason, detail = self._key_problem(candidate.public_key, now_s) or (Refusal.QUARANTINED, result.detail)
             return Refused(reason, candidate.sender, detail)
         count = len(candidate.group.completions)
-        accepted = result.reason is None and len(result.rewards) == count and None not in result.rewards
+        known = result.reason is None and len(result.rewards) == count and None not in result.rewards
+        forged = turns_problem(candidate.group, result, self._rules.turns_for(candidate.group.task.ref)) if known else ""
+        accepted = known and not forged
         if self._cost.charge(candidate.public_key, result.cpu_s, accepted=accepted, now_s=now_s):
             detail = f"the key's groups cost more than they bring; this one {result.cpu_s:.1f} s of CPU time. {result.detail}"
             return self._refuse(Refusal.SCORING_COST, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s)
         if accepted:
             return self._accept(candidate, now_s)
         reason, detail = Refusal.UNKNOWN_REWARD, result.detail or f"unknown rewards: {dict(unknown_of(result.marks))}"
-        if result.reason is not None:
+        if forged:
+            reason, detail = Refusal.TURNS, forged
+        elif result.reason is not None:
             reason, detail = _REASONS.get(result.reason, Refusal.TASK_UNDERIVABLE), result.detail
         if reason in _DIFFERENCES:
             # Another version explains it: nobody is blamed, and these bytes are not derived again.
@@ -457,13 +464,15 @@ class BorderRules:
     """`nats.swarm_id`; groups signed for another swarm are refused."""
     local_only: Mapping[str, LocalOnly] = field(default_factory=lambda: VerifierChoice().local_only)
     """Datasets of which no foreign group is taken, and why."""
+    turns_for: Callable[[TaskRef], EnvironmentSpec | None] = VerifierChoice().turns_for
+    """What the policy's turns meet in a task."""
 
     @classmethod
     def of(cls, config: VerifierConfig, accept: Accept) -> BorderRules:
         """The rules of a node. accept: `verifier.accepted_tasks`, or the value that replaces `auto`
         if there is no roster but all members are known.
         """
-        verifier = config.verifier
+        verifier, choice = config.verifier, VerifierChoice(config.tasks)
         return cls(
             node=config.node.id,
             swarm_id=config.nats.swarm_id,
@@ -475,7 +484,8 @@ class BorderRules:
             max_completions=config.max_foreign_completions,
             max_answer_chars=config.max_answer_chars,
             max_tokens=config.max_foreign_tokens,
-            local_only=VerifierChoice(config.tasks).local_only,
+            local_only=choice.local_only,
+            turns_for=choice.turns_for,
             established_after=verifier.newcomer_groups,
         )
 
@@ -504,6 +514,13 @@ class BorderRules:
         if (ref.package, ref.version) != (package, version):
             here = f"has {package} {version}" if ref.package == package else f"has no package {ref.package!r} for it"
             return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is made with {ref.package} {ref.version}, and this node {here}"
+        turns = self.turns_for(ref)
+        if (turns.id if turns else UNSET) != group.environment:
+            theirs = "no environment" if group.environment is UNSET else "another environment, or another version of it,"
+            return (
+                Refusal.TASK_NOT_ALLOWED,
+                f"{ref.dataset} was answered with {theirs} and this node's is {turns.title if turns else 'none'}",
+            )
         return None
 
     def completions_problem(self, group: RolloutGroup) -> Problem | None:
@@ -511,7 +528,7 @@ class BorderRules:
         with a problem, else of the prompt.
         """
         for completion in group.completions:
-            problem = completion_problem(completion, self.max_answer_chars, self.max_tokens)
+            problem = completion_problem(completion, self.max_answer_chars, self.max_tokens, self.turns_for(group.task.ref))
             if problem is not None:
                 return problem
         return token_ids_problem(group.prompt_ids or b"")
@@ -536,9 +553,11 @@ def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:
     return None
 
 
-def completion_problem(completion: Completion, max_chars: int, max_tokens: int) -> tuple[Refusal, str] | None:
+def completion_problem(
+    completion: Completion, max_chars: int, max_tokens: int, turns: EnvironmentSpec | None = None
+) -> tuple[Refusal, str] | None:
     """Why the completion is refused, or None. Whether the ids match the text is checked by the
-    trainer, which has the tokenizer.
+    trainer, which has the tokenizer. turns: what the policy's turns met.
 
     A sampled token's logprob is finite and not above 0; generators refuse samples with others.
     """
@@ -548,8 +567,11 @@ def completion_problem(completion: Completion, max_chars: int, max_tokens: int) 
         return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens}"
     if completion.token_count == 0 and completion.text:
         return Refusal.LENGTHS, "a text of no tokens"
-    if len(completion.turn_tokens or b"") > 4:
+    said = max(1, len(completion.turn_tokens or b"") // 4)
+    if turns is None and said > 1:
         return Refusal.OUT_OF_RANGE, "a completion of several turns"
+    if turns is not None and said > turns.max_turns:
+        return Refusal.TURNS, f"an answer of {said} turns, at most {turns.max_turns}"
     for packed in (completion.token_ids, completion.behaviour_logprobs):
         if packed is not None and len(packed) != 4 * completion.token_count:
             return Refusal.MALFORMED, "token_ids, behaviour_logprobs and token_count disagree"

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from services.verifier.border import Border, Candidate, Examiner, LocalModel, without_token_ids
+from services.verifier.episodes import answers_of, with_replies
 from services.verifier.fair_queue import IN_WORK_PER_SENDER, MAX_WAITING, SMALL_BYTES, ClaimedChunks, FairQueue, InFlightLimit
 from services.verifier.figures import Figures
 from services.verifier.refusals import Refusal, Refused, beyond_budget
@@ -31,6 +32,7 @@ from shared.contracts.wire import MessageError
 from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import CROWDED_OUT, JobResult, ScorerPool, ScoringJob
+from shared.tasks.verifiers import VerifierChoice
 from shared.transport.base import BadReference, NotConnected, StoredMessage, Transport, TransportError
 
 RETRY_S = 1.0
@@ -79,6 +81,7 @@ class ForeignPipeline:
         self._id = config.node.id
         self._link = link
         self._border = border
+        self._choice = VerifierChoice(config.tasks)
         self._pool = pool
         self._figures = figures
         self._log = log
@@ -241,7 +244,7 @@ class ForeignPipeline:
         group = candidate.group
         job = ScoringJob(
             ref=group.task.ref,
-            texts=[completion.text for completion in group.completions],
+            texts=answers_of(group, self._choice.turns_for(group.task.ref)),
             expected=group.task,
             sender=candidate.public_key,
             established=self._border.signer(candidate.public_key, time.time()).established,
@@ -332,6 +335,7 @@ class ForeignStore:
         log: Log,
     ) -> None:
         self._rewards = rewards
+        self._choice = VerifierChoice(config.tasks)
         self._id = config.node.id
         self._node = node
         self._border = border
@@ -411,6 +415,8 @@ class ForeignStore:
             swarm_stored_at=candidate.stored_at_s,
             scorer=self._rewards.rules.scorer(group.task.ref),
         )
+        if (turns := self._choice.turns_for(group.task.ref)) is not None:
+            scored = with_replies(scored, result, turns)
         large, rollout_id = size_bytes > SMALL_BYTES, rollout_id_of(candidate.group_id)
         payload = await asyncio.to_thread(encode, scored) if large else encode(scored)
         headers = {ROLLOUT_ID_HEADER: rollout_id}

@@ -16,6 +16,7 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from services.verifier.border import LocalModel
+from services.verifier.episodes import answers_of, turns_problem, with_replies
 from services.verifier.figures import Figures
 from services.verifier.rewards import RewardKnowledge, foreign_rewards
 from services.verifier.sharing import Outbox
@@ -59,9 +60,11 @@ class LocalScorer:
         groups, so that a sender who returns it as its own is recognised.
         """
         self._config = config
-        local_only = VerifierChoice(config.tasks).local_only
+        self._choice = VerifierChoice(config.tasks)
         # No node takes these. Of the others each scores the answers with its own reward.
-        self._unshared = {dataset for dataset, why in local_only.items() if why in (LocalOnly.SCORER, LocalOnly.JUDGED)}
+        self._unshared = {
+            dataset for dataset, why in self._choice.local_only.items() if why in (LocalOnly.SCORER, LocalOnly.JUDGED)
+        }
         self._id = config.node.id
         self._node = node
         self._pool = pool
@@ -152,11 +155,13 @@ class LocalScorer:
             await self._scored.give_up(delivery.message, group, payload, f"not scored in {delivery.deliveries - 1} tries")
             await delivery.ack()
             return
-        texts = [completion.text for completion in group.completions]
+        turns = self._choice.turns_for(group.task.ref)
+        texts = answers_of(group, turns)
         (result,) = await self._pool.run([ScoringJob(ref=group.task.ref, texts=texts, expected=group.task, urgent=True)])
-        if result.reason is not None:
+        problem = f"{result.reason}: {result.detail}" if result.reason is not None else turns_problem(group, result, turns)
+        if problem:
             self._figures.scoring.unscored("local", len(texts), result)
-            await self._scored.give_up(delivery.message, group, payload, f"{result.reason}: {result.detail}")
+            await self._scored.give_up(delivery.message, group, payload, problem)
             await delivery.ack()
             return
         self._rewards.note(group.task.ref, result)
@@ -176,6 +181,8 @@ class LocalScorer:
             scorer=scorer,
             parts=known_parts(result.parts, result.rewards),
         )
+        if turns is not None and rewards:
+            scored = with_replies(scored, result, turns)
         stored = await self._scored.store(delivery.message, scored)
         if not stored.duplicate:
             self._figures.scoring.scored("local", group.task.ref.dataset, result)

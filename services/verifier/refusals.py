@@ -53,6 +53,8 @@ class Refusal(Enum):
     """An answer's reward is unknown here. The whole group is refused: if such answers left it, as
     they leave a local group, a sender could fill a copy with answers that vanish after the checks.
     """
+    TURNS = "turns"
+    """No policy that met the source's environment can have said these turns."""
     REPEATED = "repeated"
     COPIED = "copied"
 
@@ -79,6 +81,7 @@ BLAME: dict[Offence, float] = {
     Refusal.MALFORMED: 1.0,
     Refusal.SCORING_TIMEOUT: 1.0,
     Refusal.SCORING_COST: 1.0,
+    Refusal.TURNS: 1.0,
     Refusal.REPEATED: 0.25,
     Refusal.COPIED: 0.25,
     LaterOffence.ABSURD: 0.5,
@@ -226,7 +229,9 @@ CHECKS = (
     Check(Stage.BODY, Refusal.TOO_OLD, "it is older than `verifier.max_age_s`"),
     Check(Stage.BODY, Refusal.FROM_FUTURE, "its creation time is more than 60 s in the future"),
     Check(
-        Stage.BODY, Refusal.TASK_NOT_ALLOWED, "`verifier.accept` does not allow its task, or its package has another version here"
+        Stage.BODY,
+        Refusal.TASK_NOT_ALLOWED,
+        "`verifier.accept` does not allow its task, or its package or its environment has another version here",
     ),
     Check(Stage.BODY, Refusal.NO_PASS, "no pass is defined for its task's source (`pass_at`)"),
     Check(Stage.BODY, Refusal.TASK_UNDERIVABLE, _AGAIN),
@@ -237,7 +242,8 @@ CHECKS = (
         Refusal.LENGTHS,
         "a completion has more than twice `generator.max_new_tokens`, or more than 16,384 characters and 8 for each of these",
     ),
-    Check(Stage.CONTENT, Refusal.OUT_OF_RANGE, "a completion has several turns"),
+    Check(Stage.CONTENT, Refusal.OUT_OF_RANGE, "a completion has several turns, and its source no environment"),
+    Check(Stage.CONTENT, Refusal.TURNS, "a completion has more turns than its source allows (`max_turns`)"),
     Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),
     Check(Stage.CONTENT, Refusal.REPEATED, "the key has sent this task before, with the same answers or twice", spares=_A_ROW),
     Check(Stage.CONTENT, Refusal.COPIED, "it repeats an earlier group of another node", spares=_SHORT),
@@ -249,6 +255,7 @@ CHECKS = (
     Check(Stage.SANDBOX, Refusal.TASK_NOT_ALLOWED, "this node's verifier cannot judge its task"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
     Check(Stage.SANDBOX, Refusal.UNKNOWN_REWARD, "the reward of one of its answers is unknown"),
+    Check(Stage.SANDBOX, Refusal.TURNS, "an answer goes on after its episode has ended, or stops before"),
     Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted meanwhile"),
     Check(Stage.ACCEPTANCE, Refusal.REPEATED, "a group of the key's with this task was accepted meanwhile", spares=_A_ROW),
     Check(Stage.ACCEPTANCE, Refusal.COPIED, "another node's group with these answers was accepted meanwhile", spares=_SHORT),

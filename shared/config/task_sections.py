@@ -15,7 +15,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import Section
-from shared.contracts.limits import MAX_REWARD_PARTS
+from shared.contracts.limits import MAX_REWARD_PARTS, MAX_TURNS
+from shared.environment_files import DEFAULT_MAX_TURNS, TOOLS, EnvironmentSpec, tool_problem
 from shared.hub_models import HUB, hub_data_problem
 from shared.registry import DEFAULT_VERIFIER, TASK_SOURCES, VERIFIERS
 from shared.reward_files import Part, code_id, found_from, has_rewards, name_of, parts_of, verifier_words
@@ -115,6 +116,20 @@ class TaskSpec(Section):
         "group of another node is taken of this source.",
     )
     judge: JudgeSection = Field(default_factory=JudgeSection)
+    environment: str = Field(
+        "",
+        description="What answers the policy turn by turn, and gives the reward: a class in a Python file of yours, "
+        "`game.py:Game`, or a `swarm.environments` entry point.",
+    )
+    tools: list[str] = Field(
+        default_factory=list,
+        max_length=32,
+        description="Functions that the policy may call before it answers: calculator, or your own, `tools.py:search`. "
+        "The last turn is scored.",
+    )
+    max_turns: int = Field(
+        DEFAULT_MAX_TURNS, ge=1, le=MAX_TURNS, description="Most turns of the policy in one answer, with an environment or tools."
+    )
     pass_at: float | None = Field(
         None,
         allow_inf_nan=False,
@@ -135,11 +150,30 @@ class TaskSpec(Section):
         return json.dumps(self.config, sort_keys=True, separators=(",", ":"))
 
     @property
+    def turns(self) -> EnvironmentSpec | None:
+        """What the policy's turns meet; None for answers of one turn."""
+        if self.environment:
+            return EnvironmentSpec(self.environment, max_turns=self.max_turns)
+        tools = tuple(TOOLS.get(use, use) for use in self.tools)
+        return EnvironmentSpec(tools=tools, verifier=self.verifier, max_turns=self.max_turns) if tools else None
+
+    @property
+    def scorer_name(self) -> str:
+        """The name by which the sandbox knows what scores the answers."""
+        turns = self.turns
+        return self.verifier if turns is None else turns.name
+
+    @property
     def scorer_id(self) -> str:
         """SHA-256 (hex) of all that makes a reward besides the answer and its task: the verifier's
         name, its package's version and source or its file, its judge, and `pass_at`. Rewards of two
         scorers cannot be compared.
         """
+        if (turns := self.turns) is not None and turns.use:
+            return hashlib.sha256(json.dumps([turns.id, self.pass_at]).encode()).hexdigest()
+        if turns is not None:
+            alone = self.model_copy(update={"tools": []}).scorer_id
+            return hashlib.sha256(json.dumps([turns.id, alone]).encode()).hexdigest()
         if has_rewards(self.verifier):
             judge = [self.judge.url, self.judge.model] if self.judge.url else []
             return hashlib.sha256(json.dumps([code_id(self.verifier), self.pass_at, *judge]).encode()).hexdigest()
@@ -159,6 +193,10 @@ class TaskSpec(Section):
             return values
         if values.get("path") and "source" not in values:
             values = {"source": "file", **values}
+        if isinstance(values.get("environment"), str) and values["environment"] and _is_unset(values.get("verifier")):
+            values = {name: value for name, value in values.items() if name != "verifier"}
+            most = values.get("max_turns", DEFAULT_MAX_TURNS)
+            return {"verifier": EnvironmentSpec(values["environment"], max_turns=most).name, **values}
         if name := _rewards_of(values):
             return {"verifier": name, **values}
         return {"verifier": "exact", **values} if values.get("source") == "file" else values
@@ -175,7 +213,25 @@ class TaskSpec(Section):
             raise ValueError("\n".join(problems))
         return self
 
+    def _turn_problems(self) -> Iterator[str]:
+        if self.environment and self.tools:
+            yield "environment and tools are both given: keep one; the methods of an environment's class are its tools"
+        if self.environment and (self.reward or self.rewards or self.verifier != self.scorer_name):
+            yield "environment and a verifier or reward are both given: an environment gives the reward itself, so keep one"
+        if not self.sandbox and (self.environment or self.tools):
+            yield "sandbox = false applies only to a reward: environments and tools are played in the sandbox, so remove it"
+        if self.judge.url and (self.environment or self.tools):
+            yield "a judge and environment or tools are both given: keep one; a judge reads answers of one turn"
+        if self.environment and not Part(self.environment).file and not _ENTRY.fullmatch(self.environment):
+            yield f"{visible(self.environment)[:80]!r} names no environment: write FILE.py:CLASS, or an entry point's name"
+        yield from (problem for use in self.tools if (problem := tool_problem(use)))
+        if self.max_turns != DEFAULT_MAX_TURNS and not (self.environment or self.tools):
+            yield "max_turns applies only with environment or tools: remove it"
+
     def _reward_problems(self) -> Iterator[str]:
+        yield from self._turn_problems()
+        if self.environment:
+            return
         if self.reward and self.rewards:
             yield "reward and rewards are both given: keep one"
         elif not (self.reward or self.rewards):
@@ -205,6 +261,11 @@ class TaskSpec(Section):
             yield 'path, revision, question and answer apply only to files: also set source = "file"'
 
 
+def _is_unset(verifier: object) -> bool:
+    """Check whether this is the default, which `swarm config show --all` writes out."""
+    return verifier in (None, DEFAULT_VERIFIER)
+
+
 def _rewards_of(values: dict[str, Any]) -> str:
     """The verifier's name for the rewards that are given; empty for none, and for what is none."""
     if isinstance(values.get("reward"), str) and values["reward"]:
@@ -225,9 +286,14 @@ def rewards_from(tasks: Any, folder: Path) -> Any:
 
 
 def _found_from(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Take every relative file of an entry for one in the folder."""
     entry = dict(entry)
     if isinstance(entry.get("reward"), str):
         entry["reward"] = found_from(entry["reward"], folder)
+    if isinstance(entry.get("environment"), str):
+        entry["environment"] = found_from(entry["environment"], folder)
+    if isinstance(entry.get("tools"), list):
+        entry["tools"] = [found_from(use, folder) if isinstance(use, str) else use for use in entry["tools"]]
     if isinstance(entry.get("rewards"), list):
         named = [{"use": each} if isinstance(each, str) else each for each in entry["rewards"]]
         entry["rewards"] = [

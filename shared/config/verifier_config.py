@@ -13,8 +13,8 @@ from shared.config.load import Entry
 from shared.config.sampler_section import SamplerConfig
 from shared.config.task_sections import EvalSection, rewards_from
 from shared.config.verifier_section import ViewConfig
-from shared.registry import VERIFIERS
-from shared.reward_files import parts_of
+from shared.registry import ENVIRONMENTS, VERIFIERS
+from shared.reward_files import Part, parts_of
 
 
 class VerifierConfig(ViewConfig, SamplerConfig):
@@ -65,4 +65,7 @@ class VerifierConfig(ViewConfig, SamplerConfig):
             part.use for spec in [*self.tasks, *self.eval.sets] for part in parts_of(spec.verifier) if not part.file
         ):
             yield "verifier", VERIFIERS.kind, name
+        for name in dict.fromkeys(spec.environment for spec in [*self.tasks, *self.eval.sets] if spec.environment):
+            if not Part(name).file:
+                yield "verifier", ENVIRONMENTS.kind, name
         yield from super().entries()

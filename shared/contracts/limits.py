@@ -29,6 +29,8 @@ MAX_PARTS = 16
 """Most parts of one message of a prompt."""
 MAX_TURNS = 64
 """Most turns of one completion."""
+MAX_REPLY_CHARS = 8192
+"""Most characters that an environment says to one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from itertools import pairwise
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, zip_longest
+from typing import Annotated, Literal, TypeVar
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from shared.contracts.codec import MALFORMED_TURNS, MAX_TOKENS, unpack_ids
-from shared.contracts.limits import MAX_PARTS, MAX_PROMPT_MESSAGES, MAX_REWARD_PARTS, MAX_TEXT_CHARS, MAX_TURNS
+from shared.contracts.limits import (
+    MAX_PARTS,
+    MAX_PROMPT_MESSAGES,
+    MAX_REPLY_CHARS,
+    MAX_REWARD_PARTS,
+    MAX_TEXT_CHARS,
+    MAX_TURNS,
+)
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.wire import (
     Count,
@@ -44,6 +51,9 @@ from shared.contracts.wire import (
 )
 
 MAX_COMPLETIONS = 1024
+REPLY_MARK = "[environment] "
+"""Stands before what an environment said, where an answer is shown to people."""
+Replies = Annotated[list[Annotated[str, Meta(max_length=MAX_REPLY_CHARS)]], Meta(max_length=MAX_TURNS)]
 _ARRAY_BYTES = 4 * MAX_TOKENS
 
 
@@ -164,6 +174,27 @@ class Completion(Message, frozen=True, kw_only=True):
         if tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)) or any(a > b for a, b in pairwise(chars)):
             raise ValueError(f"{MALFORMED_TURNS}their ends do not increase")
 
+    @property
+    def turns(self) -> list[str]:
+        """The policy's turns: what it said up to each end."""
+        if self.turn_chars is None:
+            return [self.text]
+        return pieces(self.text, unpack_ids(self.turn_chars))
+
+
+def transcript(turns: Sequence[str], replies: Sequence[str]) -> str:
+    """An answer for people: the policy's turns, and what the environment said between them."""
+    between = [f"\n{REPLY_MARK}{reply}\n" for reply in replies[: len(turns) - 1]]
+    return "".join(part for turn, reply in zip_longest(turns, between, fillvalue="") for part in (turn, reply))
+
+
+T = TypeVar("T", str, list[int], list[float])
+
+
+def pieces(whole: T, ends: Sequence[int]) -> list[T]:
+    """The parts of a text or of tokens that end at these places."""
+    return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
 
 def _offsets(packed: bytes | None) -> list[int]:
     try:
@@ -200,6 +231,10 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
     policy_version: Count
     sampling: Sampling
     prompt_ids: Annotated[bytes, Meta(max_length=_ARRAY_BYTES)] | None = None
+    environment: Sha256 | UnsetType = UNSET
+    """What answered the policy's turns (`EnvironmentSpec.id`); absent for answers of one turn. What
+    it said is derived again by each reader.
+    """
 
 
 class SignedRollouts(Message, frozen=True, kw_only=True):
@@ -274,6 +309,17 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     parts: Annotated[
         dict[PlainText, Annotated[list[Reward | None], Meta(max_length=MAX_COMPLETIONS)]], Meta(max_length=MAX_REWARD_PARTS)
     ] = {}
+    replies: Annotated[list[Replies], Meta(max_length=MAX_COMPLETIONS)] | UnsetType = UNSET
+    """What the source's environment said to the turns of each answer, as this node derived it."""
+    tools: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] | UnsetType = UNSET
+    """JSON of the tools that the policy was told of, with whose schemas the prompt is rendered."""
+
+    def shown(self, place: int) -> str:
+        """An answer for people: its text, or the policy's turns with what the environment said."""
+        completion = self.group.completions[place]
+        if not self.replies or completion.turn_chars is None or place >= len(self.replies):
+            return completion.text
+        return transcript(completion.turns, self.replies[place])
 
     @property
     def sender_account(self) -> str:

@@ -22,7 +22,7 @@ import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
@@ -227,14 +227,27 @@ def _turns(*, system: str = "", answer: str = "", question: str = _QUESTION) -> 
     return [{"role": role, "content": content} for role, content in said if content]
 
 
-def rendered(tokenizer: Any, messages: Sequence[Turn], *, opened: bool = True, days: int = 0) -> str:
+def takes_tools(tokenizer: Any) -> bool:
+    """Check whether the template has a place for the tools that a model may call."""
+    if not tokenizer.chat_template:
+        return False
+    tool = {"name": "kettle", "description": "boil", "parameters": {"type": "object", "properties": {}, "required": []}}
+    try:
+        return "kettle" in rendered(tokenizer, _turns(), tools=[{"type": "function", "function": tool}])
+    except TemplateError:
+        return False
+
+
+def rendered(
+    tokenizer: Any, messages: Sequence[Turn], *, opened: bool = True, days: int = 0, tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """The text of a conversation. days: after `_DATE`, for the clock and as the seed of anything
-    random.
+    random. tools: what the model may call, as JSON schemas.
 
     Raises:
         TemplateError: the template raises something, or takes too much.
     """
-    request = json.dumps([messages, opened, days]).encode()
+    request = json.dumps([messages, opened, days, list(tools)]).encode()
     key = os.getpid(), type(tokenizer), repr((tokenizer.chat_template, tokenizer.special_tokens_map))
     cause: Exception | None = None
     for _ in range(2):  # again if somebody ended the process that renders
@@ -335,13 +348,13 @@ def _serve(tokenizer: Any, connection: Connection) -> NoReturn:
         if memory is not None:
             limit_data(memory + _MEMORY_BYTES)
         while status == 0:
-            messages, opened, days = json.loads(connection.recv_bytes())
+            messages, opened, days, tools = json.loads(connection.recv_bytes())
             # The second timer is for what no handler interrupts, the third for what waits.
             for timer, seconds in _TIMERS.items():
                 signal.setitimer(timer, seconds)
             try:
-                answer = "", _render(tokenizer, messages, opened, days)
-                limit = _MOST_WRITTEN + 8 * sum(len(turn["content"]) for turn in messages)
+                answer = "", _render(tokenizer, messages, opened, days, tools)
+                limit = _MOST_WRITTEN + 8 * (sum(len(turn["content"]) for turn in messages) + len(json.dumps(tools)))
                 if len(answer[1]) > limit:
                     answer = "limit", f"writes more than {limit:,} characters"
             except _LateError:
@@ -365,12 +378,15 @@ def _late(*_: object) -> None:
     raise _LateError
 
 
-def _render(tokenizer: Any, messages: Sequence[Turn], opened: bool, days: int) -> str:
+def _render(tokenizer: Any, messages: Sequence[Turn], opened: bool, days: int, tools: Sequence[Any]) -> str:
     def strftime_now(form: str) -> str:
         return (_DATE + datetime.timedelta(days=days, seconds=days)).strftime(form)
 
     random.seed(days)
-    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False, strftime_now=strftime_now))
+    given: dict[str, Any] = {"tools": tools} if tools else {}
+    return str(
+        tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False, strftime_now=strftime_now, **given)
+    )
 
 
 _RENDERERS: dict[Any, _Renderer] = {}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from shared.contracts.messages import PromptMessage
-from shared.model.chat_template import TemplateError, rendered
+from shared.model.chat_template import TemplateError, rendered, takes_tools
 from shared.model.configuration import ModelLoadError
 
 
@@ -27,8 +27,11 @@ def conversation(prompt: Sequence[PromptMessage], system_prompt: str = "") -> li
     return messages if has_system else [{"role": "system", "content": system_prompt}, *messages]
 
 
-def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt: str = "") -> list[int]:
-    """Token ids of a prompt up to where the answer starts. Arguments are those of `conversation`.
+def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt: str = "", tools: str = "") -> list[int]:
+    """Token ids of a prompt up to where the answer starts. `prompt` and `system_prompt` are those
+    of `conversation`. `tools`: JSON of what the model may call
+    (`shared.environment_files.Schema`). A template without a place for tools gets them as text in
+    front of the first message of the prompt.
 
     With a chat template: its messages and the assistant's opening. A base model without one gets
     their texts as they are, after the tokens with which its tokenizer begins a text.
@@ -37,10 +40,15 @@ def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt
         PromptError: the chat template cannot write this prompt as it is.
     """
     messages = conversation(prompt, system_prompt)
+    schemas = json.loads(tools) if tools else []
+    if schemas and not takes_tools(tokenizer):
+        first = len(messages) - len(prompt)
+        messages[first] = {**messages[first], "content": f"{_tools_text(schemas)}\n\n{messages[first]['content']}"}
+        schemas = []
     if tokenizer.chat_template:
         question = messages[-1]["content"]
         try:
-            text = rendered(tokenizer, messages)
+            text = rendered(tokenizer, messages, tools=schemas)
         except TemplateError as error:
             raise PromptError(
                 f"the model's chat template cannot write the question {question[:60]!r} ({error}): correct the template "
@@ -59,6 +67,17 @@ def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt
     while ids and ids[-1] in control:
         ids.pop()
     return ids
+
+
+def _tools_text(schemas: Sequence[Any]) -> str:
+    """What a model whose template has no place for tools is told of them, in front of a question.
+    It may call one as Python does.
+    """
+    lines = []
+    for function in (schema["function"] for schema in schemas):
+        given = ", ".join(f"{name}: {kind.get('type', 'any')}" for name, kind in function["parameters"]["properties"].items())
+        lines.append(f"{function['name']}({given}): {function['description']}")
+    return "\n".join(["You can call these functions. To call one, write the call and nothing else.", *lines])
 
 
 def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int | None) -> list[int]:
@@ -114,6 +133,76 @@ def _model_json(tokenizer: Any) -> object:
     return {key: value for key, value in model.items() if key != "vocab" and value not in (None, "")}
 
 
+# What an environment says between two turns of the policy. The policy's tokens stay as they were
+# sampled: no conversation is ever rendered again, so a template that would write earlier turns
+# otherwise cannot change them.
+
+_ANSWER, _REPLY = "teapot lid", 'Said "teal": 4 < 5\n{it\'s}'
+_THOUGHT = "<think>\nbasil leaf\n</think>\n\n"
+
+
+class TurnTokens:
+    """The tokens between two turns of the policy: the rest of what the template writes after an
+    answer's end token, the environment's words, and what opens the next turn.
+    """
+
+    def __init__(self, tokenizer: Any, end_token_ids: Collection[int], *, tools: bool) -> None:
+        """tools: whether the environment's words are results of calls.
+
+        Raises:
+            PromptError: the template writes no second turn after an answer as it is.
+        """
+        self._tokenizer = tokenizer
+        self.role, self._before, self._after = self._found({*end_token_ids, tokenizer.eos_token_id}, tools)
+
+    def between(self, reply: str) -> list[int]:
+        """Token ids between a turn that has its end token and the next one."""
+        return [*self._before, *encode_answer(self._tokenizer, reply, ended=False, end_token_id=None), *self._after]
+
+    @property
+    def drops_thoughts(self) -> bool:
+        """Check whether the template leaves thoughts out of earlier turns. Here they stay."""
+        if not self._tokenizer.chat_template:
+            return False
+        try:
+            return _THOUGHT not in self._rendered(_THOUGHT + _ANSWER, self.role)
+        except TemplateError:
+            return False
+
+    def _found(self, ends: Collection[int], tools: bool) -> tuple[str, list[int], list[int]]:
+        """The role under which the environment speaks, and the tokens around its words."""
+        if not self._tokenizer.chat_template:
+            around = self._ids("\n\n")
+            return "user", around, around
+        roles = ("tool", "user") if tools and takes_tools(self._tokenizer) else ("user",)
+        why = ""
+        for role in roles:
+            try:
+                text = self._rendered(_ANSWER, role)
+            except TemplateError as error:
+                why = str(error)
+                continue
+            before, found, after = text.partition(_ANSWER)[2].partition(_REPLY)
+            ids = self._ids(before)
+            if not found:
+                why = "it leaves out an answer or what follows it, or writes that otherwise"
+            elif not ids or ids[0] not in ends:
+                why = f"it ends an answer with {before[:20]!r}, which is no end token of the model"
+            else:
+                return role, ids[1:], self._ids(after)
+        raise PromptError(
+            f"the model's chat template cannot go on after an answer ({why}), which several turns need: use a model for "
+            "conversations, correct the template (chat_template.jinja), or remove environment and tools from [[tasks]]"
+        )
+
+    def _rendered(self, answer: str, role: str) -> str:
+        said = [("user", "q"), ("assistant", answer), (role, _REPLY)]
+        return rendered(self._tokenizer, [{"role": each, "content": content} for each, content in said])
+
+    def _ids(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
 _REPLACEMENT = "\ufffd"
 _ANCHORS = ("a", "x", "1", ".")
 
@@ -157,6 +246,10 @@ class AnswerTokens:
         if _REPLACEMENT not in text and self._all_show(body, text):
             return True
         return body == encode_answer(self._tokenizer, text, ended=False, end_token_id=None)
+
+    def is_end(self, token_ids: Sequence[int]) -> bool:
+        """Check whether these tokens are one that ends an answer."""
+        return len(token_ids) == 1 and token_ids[0] in self._ends
 
     def encode(self, text: str, *, ended: bool) -> list[int] | None:
         """Encode the text as plain text, followed by an end token if the author ended it; None if

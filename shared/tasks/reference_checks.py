@@ -8,14 +8,16 @@ others before its first use. What another verifier pays is its author's to decid
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.contracts.messages import Task, TaskRef
+from shared.environment_files import EnvironmentSpec
 from shared.registry import DEFAULT_VERIFIER
 from shared.reward_files import has_rewards, is_judged, verifier_words
 from shared.rewards import LocalOnly, Mark, differ
@@ -258,9 +260,11 @@ class Trial:
 
     @property
     def unusable(self) -> bool:
-        """Check whether a reward's file cannot be loaded, or every tried call of its function, or
-        the one with a group, fails.
+        """Check whether an environment cannot be played, or a reward's file cannot be loaded, or
+        every tried call of its function, or the one with a group, fails.
         """
+        if self.spec.turns is not None and self.own.refused:
+            return True
         if not has_rewards(self.spec.verifier):
             return False
         return self.own.refused or bool(self.group_failure) or all(each.mark in FAILURES for each in (self.own, *self.others))
@@ -335,7 +339,8 @@ def worth_trying(spec: TaskSpec) -> bool:
     """Check whether a source's reward, or what passes, is the user's choice. Those of
     reasoning-gym's own datasets are tried by this project's tests.
     """
-    return spec.source == "file" or spec.pass_at is not None or spec.verifier != DEFAULT_VERIFIER or from_package(spec.dataset)
+    chosen = spec.source == "file" or spec.pass_at is not None or spec.verifier != DEFAULT_VERIFIER
+    return chosen or spec.turns is not None or from_package(spec.dataset)
 
 
 async def try_rewards(pool: ScorerPool, specs: Sequence[TaskSpec], rules: PassRules) -> list[Trial]:
@@ -359,6 +364,12 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
     places = [number * size // count for number in range(count)]
     refs = [TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=place) for place in places]
     derived = [each.task for each in await pool.run([ScoringJob(ref=ref, want_task=True) for ref in refs])]
+    if spec.turns is not None:
+        fault = await _fault_in_play(pool, spec.turns, next((task for task in derived if task is not None), None))
+        if fault:
+            return Trial(spec, Tried(None, None, Mark.RAISED, f"{spec.turns.title}: {fault}", 0.0, True), ())
+        if spec.environment:
+            return None
     known = [task for task in derived if task is not None and task.answer is not None and not is_left_out(spec, task.ref)]
     tasks = [(task.ref, task.answer or "") for task in known]
     if not tasks:
@@ -388,6 +399,38 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         # What a trial says of a pass holds from the first evaluation on.
         rules.note(ref, rewards, [Mark.UNSAID] * len(rewards))
     return replace(trial, rewards=rewards)
+
+
+async def _fault_in_play(pool: ScorerPool, spec: EnvironmentSpec, task: Task | None) -> str:
+    """Why an environment cannot be played; empty if it can. It is played twice: what it says may
+    depend on the task and the turns alone, or no other process could derive it.
+    """
+    from shared.tasks.sandbox.jobs import ScoringJob
+
+    if task is None:
+        return ""
+    calls = [
+        json.dumps({"name": each["name"], "arguments": _any_arguments(each)}) for each in (s["function"] for s in spec.schemas())
+    ]
+    turns = [*(f"<tool_call>{call}</tool_call>" for call in calls), "1", task.answer or "2"][: spec.max_turns]
+    jobs = [ScoringJob(ref=task.ref, texts=[turns[:said] for said in range(1, len(turns) + 1)], urgent=True)] * 2
+    first, again = [(await pool.run([job]))[0] for job in jobs]
+    if first.reason is not None:
+        return first.detail
+    if any(mark in (Mark.RAISED, Mark.TIMEOUT, Mark.KILLED, Mark.NOT_A_NUMBER) for mark in first.marks):
+        return first.detail or f"it takes too long, or ends its process, at the turns {turns}"
+    if (first.said, first.rewards) != (again.said, again.rewards):
+        return (
+            "it says or pays something else when the same turns are played again: let that depend on the task and the turns alone "
+            "(no clock, no files, nothing kept between episodes)"
+        )
+    return ""
+
+
+def _any_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    values = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+    properties = function["parameters"]["properties"]
+    return {name: kind["enum"][0] if "enum" in kind else values.get(kind.get("type"), "1") for name, kind in properties.items()}
 
 
 def _shape(task: Task) -> tuple[Any, ...]:

@@ -166,7 +166,7 @@ class RewardFunction:
     def __init__(self, part: Part) -> None:
         """Raises TaskError: it cannot be loaded, or has no form of a reward."""
         self._part = part
-        namespace = _loaded(part.file)
+        namespace = loaded_file(part.file)
         if part.function not in namespace:
             raise TaskError("task_verifier", f"{part.file}: it has no function {part.function}")
         self._call = namespace[part.function]
@@ -457,8 +457,8 @@ _beside = _Beside()
 
 
 @lru_cache(maxsize=64)
-def _loaded(file: str) -> dict[str, Any]:
-    """The names of a file that was run. Raises TaskError."""
+def loaded_file(file: str) -> dict[str, Any]:
+    """The names of a file that was run: of rewards, environments or tools. Raises TaskError."""
     try:
         first, *others = modules_of(file)
     except RewardFileError as error:

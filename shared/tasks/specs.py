@@ -137,6 +137,7 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
         asked[spec.dataset] += share
         found += [(position, problem) for problem in _problems(spec, asked[spec.dataset], unread)]
         rule = verifier_words(spec.verifier) + ("" if spec.pass_at is None else f" with pass_at {spec.pass_at:g}")
+        rule += f" and {spec.turns.title}" if spec.tools and spec.turns else ""
         scored_by = verifiers.setdefault((spec.dataset, spec.canonical_config), rule)
         if scored_by != rule:
             found.append((position, TaskError("task_config", _TWO_VERIFIERS.format(scored_by, rule))))
@@ -155,6 +156,7 @@ def _verifier_problems(spec: TaskSpec) -> Iterator[TaskError]:
         yield TaskError(
             "task_verifier", f'{verifier_words(spec.verifier)} asks no judge: remove `judge`, or set verifier = "judge"'
         )
+    yield from (TaskError("task_environment", problem) for problem in (spec.turns.problems() if spec.turns else ()))
     for part in parts_of(spec.verifier):
         try:
             if not part.file:
@@ -168,7 +170,7 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
     dataset, nor the reverse. `unread`: a file's rows with mistakes, which may become questions.
     """
     verifies = refused = False
-    if spec.source == "file" or spec.verifier != DEFAULT_VERIFIER:
+    if spec.source == "file" or spec.verifier != DEFAULT_VERIFIER or spec.turns is not None:
         problems = list(_verifier_problems(spec))
         verifies = not problems
         yield from problems

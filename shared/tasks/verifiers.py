@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shared.contracts.messages import Task
 from shared.contracts.wire import MAX_REWARD
+from shared.environment_files import EnvironmentSpec, is_environment
 from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS, failure, plugin_errors
 from shared.reward_files import Replies, Requests, has_rewards, is_judged
 from shared.rewards import LocalOnly, Mark
 from shared.tasks.answers import MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item, from_package
+from shared.tasks.environments import load_environment
 from shared.tasks.reward_calls import Rewards, Scored, Word, read_reward
 
 if TYPE_CHECKING:
@@ -59,13 +61,18 @@ def preload(names: Iterable[str]) -> None:
     """
     for name in names:
         try:
-            load_rewards(name) if has_rewards(name) else load_verifier(name)
+            if is_environment(name):
+                load_environment(name)
+            else:
+                load_rewards(name) if has_rewards(name) else load_verifier(name)
         except TaskError:
             continue
 
 
 def is_built_in(verifier: str, dataset: str) -> bool:
     """Check whether the project's own rule scores this dataset, and not a user's or a package's."""
+    if (turns := EnvironmentSpec.of(verifier)) is not None:
+        verifier = turns.verifier
     return verifier in VERIFIERS.built_in and not (verifier == DEFAULT_VERIFIER and from_package(dataset))
 
 
@@ -78,14 +85,23 @@ class VerifierChoice:
         """
         self._exact = {(spec.dataset, spec.canonical_config): spec for spec in reversed(specs)}
         self._by_dataset = {spec.dataset: spec for spec in reversed(specs)}
-        self.names = sorted({DEFAULT_VERIFIER, *(spec.verifier for spec in specs if spec.sandbox)})
+        self.names = sorted(
+            {DEFAULT_VERIFIER, *(name for spec in specs if spec.sandbox for name in (spec.verifier, spec.scorer_name))}
+        )
         self.names_outside = sorted({spec.verifier for spec in specs if not spec.sandbox})
         """Those that run outside the sandbox."""
 
     def name_for(self, ref: TaskRef) -> str:
-        """The verifier's name; reasoning_gym for a dataset that is not among the sources."""
+        """The name of the scorer: a verifier, rewards or an environment; reasoning_gym for a
+        dataset that is not among the sources.
+        """
         spec = self.spec_for(ref)
-        return spec.verifier if spec else DEFAULT_VERIFIER
+        return spec.scorer_name if spec else DEFAULT_VERIFIER
+
+    def turns_for(self, ref: TaskRef) -> EnvironmentSpec | None:
+        """What the policy's turns meet in a task; None for answers of one turn."""
+        spec = self.spec_for(ref)
+        return spec.turns if spec else None
 
     def is_outside(self, ref: TaskRef) -> bool:
         """Check whether the task is scored outside the sandbox."""

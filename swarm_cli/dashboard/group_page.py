@@ -62,10 +62,11 @@ def group_object(
     for told, completion in zip(whole["completions"][:COMPLETIONS_SHOWN], group.completions, strict=False):
         used = told["training"]
         measured = {measure: used.pop(f"token_{measure}", None) for measure in ("ratio", "weight")} if used else {}
-        warm = heat(completion, model_folder, measured)
+        # Tokens are only the policy's; between its turns the text has what an environment said.
+        warm = heat(completion, model_folder, measured) if completion.turn_chars is None else None
         read_as = told["judged"]["read_as"]
         judged = told["judged"] | {"read_as": None if read_as is None else cut_text(read_as, JUDGED_CHARACTERS)}
-        completions.append(told | {"judged": judged, "text": cut_text(completion.text, TEXT_CHARACTERS), "heat": warm})
+        completions.append(told | {"judged": judged, "text": cut_text(told["text"], TEXT_CHARACTERS), "heat": warm})
     return whole | {
         "node": node,
         "place": place,

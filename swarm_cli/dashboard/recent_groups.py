@@ -133,7 +133,7 @@ def summary(taker: str, batch: Batch, place: int, item: BatchItem) -> GroupSumma
         sender=group.node,
         dataset=group.task.ref.dataset,
         question=both_ends(group.task.text),
-        best=group.completions[best].text[:ANSWER_CHARACTERS],
+        best=item.scored.shown(best)[:ANSWER_CHARACTERS],
         rewards=tuple(rewards[:REWARDS_SHOWN]),
         passed=None if scored.passed is None else tuple(scored.passed[:REWARDS_SHOWN]),
         completions=len(group.completions),

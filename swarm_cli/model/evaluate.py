@@ -102,6 +102,12 @@ def evaluate(
     node_config = load_chosen(config or _configuration_of(Path(model)), NodeConfig)
     chosen = _chosen_set(node_config, set_name, tasks) if set_name else None
     sources: Sequence[TaskSpec] = [chosen] if chosen else task_sources(tasks) if tasks else node_config.tasks
+    for spec in sources:
+        if (turns := spec.turns) is not None:
+            raise CommandError(
+                f"{spec.path or spec.dataset} has {turns.title}, and this command asks for answers of one turn: name other tasks; "
+                "`swarm plot` shows what a run measured"
+            )
     k = k or (chosen.k if chosen else 1)
     if temperature is None:
         temperature = chosen.temperature if chosen else 1.0 if k > 1 else 0.0

@@ -172,7 +172,8 @@ class Judge:
         from shared.reward_files import has_rewards
 
         files = self._files_of(scored)
-        names = [self._choice.name_for(scored.group.task.ref)] if files is None else [spec.verifier for spec in files]
+        spec = self._choice.spec_for(scored.group.task.ref)
+        names = [each.verifier for each in ([spec] if spec else []) if files is None] + [each.verifier for each in files or ()]
         return any(map(has_rewards, names))
 
     async def score_again(self, groups: Sequence[ScoredGroup]) -> list[ScoredAgain]:
@@ -197,7 +198,7 @@ class Judge:
             jobs = [
                 ScoringJob(
                     ref=msgspec.structs.replace(group.group.task.ref, dataset=named[place].dataset),
-                    texts=[completion.text for completion in group.group.completions],
+                    texts=[each.text if named[place].turns is None else each.turns for each in group.group.completions],
                     want_task=True,
                 )
                 for group, place in zip(groups, places, strict=True)

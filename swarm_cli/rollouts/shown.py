@@ -51,7 +51,7 @@ def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View)
     table = Table("#", "reward", "completion", show_lines=True)
     for place, completion, reward in answers:
         facts = "\n".join(f"{name}: {value}" for name, value in _facts(found, fate, view, place, completion, reward))
-        table.add_row(str(place), Text(facts), Text(cut_text(completion.text, view.characters)))
+        table.add_row(str(place), Text(facts), Text(cut_text(found.item.scored.shown(place), view.characters)))
     show_table(table, console)
     if left := left_words(item.scored):
         console.print(Text(visible(left)))
@@ -72,10 +72,10 @@ def show_again(found: BatchedGroup, again: ScoredAgain, choice: Choice, view: Vi
     if again.problem:
         console.print(Text(visible(f"{'one answer' if again.rewards else 'not scored'}: {again.problem}")))
     table = Table("#", "before", "now", "completion", show_lines=True)
-    for place, completion, reward in choice.completions(found.item):
+    for place, _, reward in choice.completions(found.item):
         now = again.rewards[place] if again.rewards else None
         told = f"{now:.3g}" if now is not None else f"unknown ({again.causes[place]})" if again.rewards else "not scored"
-        table.add_row(str(place), f"{reward:.3g}", told, Text(cut_text(completion.text, view.characters)))
+        table.add_row(str(place), f"{reward:.3g}", told, Text(cut_text(found.item.scored.shown(place), view.characters)))
     show_table(table, console)
 
 
@@ -137,11 +137,12 @@ def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge:
                 "reward": reward,
                 "passed": passes(scored, place),
                 "parts": {name: values[place] for name, values in scored.parts.items()},
-                "judged": asdict(judge.of(scored, place, completion.text, reward)),
+                "judged": asdict(judge.of(scored, place, completion.turns[-1], reward)),
                 "tokens": completion.token_count,
                 "finish_reason": completion.finish_reason,
                 "training": msgspec.to_builtins(used) if trained is not None and (used := trained.answer(place)) else None,
-                "text": completion.text,
+                "text": scored.shown(place),
+                "turns": len(completion.turns),
             }
             for place, completion, reward in choice.completions(item)
         ],
@@ -151,7 +152,7 @@ def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge:
 def _facts(
     found: BatchedGroup, fate: TrainingOutcome, view: View, place: int, completion: Completion, reward: float
 ) -> list[tuple[str, str]]:
-    judged = view.judge.of(found.item.scored, place, completion.text, reward)
+    judged = view.judge.of(found.item.scored, place, completion.turns[-1], reward)
     facts = [("reward", judged.marks if judged.replaced else f"{reward:.3g} ({judged.marks})")]
     facts += part_words({name: values[place] for name, values in found.item.scored.parts.items()})
     facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))

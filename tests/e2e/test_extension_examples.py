@@ -98,6 +98,7 @@ def ended_swarm(folder: Path, python: Path, installed: Path, collector: Collecto
             [
                 {"dataset": "gcd", "verifier": "brief", "config": SMALL},
                 {"dataset": "change_due", "verifier": "final_number", "config": {"most_cents": 20}},
+                {"dataset": "lcm", "environment": "high_low", "max_turns": 3, "config": SMALL},
             ]
         ),
     )
@@ -122,7 +123,7 @@ def test_a_swarm_runs_with_all_of_them(swarm: Swarm) -> None:
         assert [step["step"] for step in steps] == [1, 2]
         assert {event["strategy"] for event in logged(swarm, node, "sampler", "batch")} == {"contested"}
         assert [event["engine"] for event in logged(swarm, node, "generator", "generating")] == ["plain"]
-        assert {event["task"] for event in logged(swarm, node, "verifier", "rollouts_scored")} == {"gcd", "change_due"}
+        assert {event["task"] for event in logged(swarm, node, "verifier", "rollouts_scored")} == {"gcd", "change_due", "lcm"}
         assert all(step["learning_rate"] > 0 and step["updates"] == (2 if step["updated"] else 0) for step in steps)
         rows = (swarm.node_dir(node) / "steps.csv").read_text().splitlines()
         assert [row.split(",")[0] for row in rows] == ["step", "1", "2"] and rows[0] == "step,train/learning_rate"
@@ -161,7 +162,7 @@ def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward
         for taker, sender, _, groups in told["exchange"]:
             shown_taken[taker][sender] += groups
         assert shown_taken == taken
-        assert {dataset for _, _, dataset, _ in told["exchange"]} <= {"gcd", "change_due"}
+        assert {dataset for _, _, dataset, _ in told["exchange"]} <= {"gcd", "change_due", "lcm"}
         with a_browser() as browser:
             looker = Looker(browser)
             page = looker.open(shown.url)

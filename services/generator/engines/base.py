@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from shared.config.generator_section import GeneratorSection
+from shared.contracts.messages import pieces
 
 FinishReason = Literal["stop", "length"]
 MIN_TEMPERATURE = 0.01
@@ -91,6 +92,10 @@ class Sample:
     token; `text` is decoded without special tokens. `policy_version` is the version that sampled
     all of these tokens. If `logprobs` is None, the server returned only text, and `token_ids` are
     that text encoded again.
+
+    A sample of several turns (`services.generator.episodes`; engines make none) has only what the
+    policy said: `turn_tokens` and `turn_chars` are where each turn ends in tokens and text, and
+    `replies` what the environment said after each but the last.
     """
 
     token_ids: tuple[int, ...]
@@ -98,6 +103,14 @@ class Sample:
     finish_reason: FinishReason
     logprobs: tuple[float, ...] | None
     policy_version: int = 0
+    turn_tokens: tuple[int, ...] = ()
+    turn_chars: tuple[int, ...] = ()
+    replies: tuple[str, ...] = ()
+
+    @property
+    def turns(self) -> list[str]:
+        """The policy's turns as texts."""
+        return pieces(self.text, self.turn_chars) if self.turn_chars else [self.text]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[flo
     more. `kept` is the part of each group's completions that is trained on; a group of which half
     is left out may count for half as many.
     """
-    lengths = [sum(group.completion_lengths) for group in groups]
+    lengths = [sum(group.sampled_lengths) for group in groups]
     if not lengths:
         return []
     local = [length for length, group in zip(lengths, groups, strict=True) if group.is_local]

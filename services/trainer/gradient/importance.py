@@ -283,14 +283,15 @@ def kept_tokens(config: ImportanceConfig, group: TokenGroup, number: int, proxim
     count as kept.
     """
     behaviour, tokens = group.behaviour_logprobs[number], len(group.completions[number])
+    sampled = group.sampled_of(number) or [True] * tokens
     if proximal_logprobs is None or not config.drops_by_likelihood:
-        return tokens if behaviour is None else sum(map(math.isfinite, behaviour))
+        return sum(sampled) if behaviour is None else len(known_logprobs(group, number))
     correction = importance_weights(
         config,
         proximal_logprobs=proximal_logprobs.unsqueeze(0),
         behaviour_logprobs=torch.tensor([list(behaviour or [0.0] * tokens)], dtype=proximal_logprobs.dtype),
         has_behaviour=torch.tensor([behaviour is not None]),
-        mask=torch.ones(1, tokens, dtype=torch.bool),
+        mask=torch.tensor([list(sampled)]),
         foreign=foreign_rows([group], [(0, number)], torch.device("cpu")),
     )
     return int(correction.keep.sum())
@@ -332,7 +333,10 @@ def masked_by_objective(
         for (g, c), each in zip(places, current, strict=True)
     ]
     advantages = [torch.full_like(each, groups[g].advantages[c]) for (g, c), each in zip(places, current, strict=True)]
-    keep = keeps(torch.cat(current) - torch.cat(behaviours), torch.cat(advantages), configured.settings)
+    log_ratios = torch.cat(current) - torch.cat(behaviours)
+    of_policy = [group.sampled_of(c) or [True] * len(group.completions[c]) for group, c in ((groups[g], c) for g, c in places)]
+    log_ratios = log_ratios.where(torch.tensor([each for marks in of_policy for each in marks]), torch.nan)
+    keep = keeps(log_ratios, torch.cat(advantages), configured.settings)
     masked = [(~part).to(torch.float64).tolist() for part in torch.split(keep, [len(each) for each in current])]
     of_group: dict[int, list[list[float]]] = {}
     for (group, _), each in zip(places, masked, strict=True):
@@ -340,12 +344,19 @@ def masked_by_objective(
     return [replace(group, masked=of_group.get(index, ())) for index, group in enumerate(groups)]
 
 
+def known_logprobs(group: TokenGroup, number: int) -> list[float]:
+    """The finite behaviour logprobs of the tokens of a completion that its policy sampled."""
+    behaviour = group.behaviour_logprobs[number] or ()
+    sampled = group.sampled_of(number) or [True] * len(behaviour)
+    return [each for each, of_policy in zip(behaviour, sampled, strict=True) if of_policy and math.isfinite(each)]
+
+
 def _mean_logprobs(group: TokenGroup) -> list[float]:
     """Mean logprob per token of each completion whose sender's logprobs are known."""
     found = []
     for number, behaviour in enumerate(group.behaviour_logprobs):
         text = group.text_logprob(number)
-        if behaviour is not None and (known := [each for each in behaviour if math.isfinite(each)]):
+        if behaviour is not None and (known := known_logprobs(group, number)):
             found.append(math.fsum(known) / len(known))
         elif text is not None:
             found.append(text.total / text.tokens)

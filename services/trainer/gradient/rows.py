@@ -45,8 +45,10 @@ class TokenGroup:
     unknown. Empty: all unknown. replayed: a local group that an earlier step trained on
     (`sampler.replay`). masked: per completion, the tokens that the objective gives no
     loss in this update, 1 or 0 each, although they count in its mean; empty: none. places: the
-    index of each completion among the scored group's answers; empty: unknown. Raises ValueError if
-    lengths disagree.
+    index of each completion among the scored group's answers; empty: unknown. sampled: per
+    completion of several turns, for each token whether the policy sampled it (True) or read it as
+    what an environment said, which is never trained on; None, or empty: the policy sampled all of
+    them. Raises ValueError if lengths disagree.
     """
 
     prompt_ids: Sequence[int]
@@ -60,6 +62,7 @@ class TokenGroup:
     replayed: bool = False
     masked: Sequence[Sequence[float]] = ()
     places: Sequence[int] = ()
+    sampled: Sequence[Sequence[bool] | None] = ()
 
     def __post_init__(self) -> None:
         """Refuse a group whose parts do not match."""
@@ -80,6 +83,9 @@ class TokenGroup:
                 raise ValueError(f"completion {index} has no tokens: keep its end token, or leave it out")
             if logprobs is not None and len(logprobs) != len(tokens):
                 raise ValueError(f"completion {index} has {len(tokens)} tokens but {len(logprobs)} behaviour logprobs")
+            sampled = self.sampled_of(index)
+            if sampled is not None and (len(sampled) != len(tokens) or not any(sampled)):
+                raise ValueError(f"completion {index} has {len(tokens)} tokens: mark each as sampled or not, and one as sampled")
 
     def only(self, numbers: Sequence[int]) -> TokenGroup:
         """The group with only some of its completions; the others' rewards stay in the advantages
@@ -93,7 +99,12 @@ class TokenGroup:
             text_logprobs=[self.text_logprobs[number] for number in numbers] if self.text_logprobs else (),
             masked=[self.masked[number] for number in numbers] if self.masked else (),
             places=[self.places[number] for number in numbers] if self.places else (),
+            sampled=[self.sampled[number] for number in numbers] if self.sampled else (),
         )
+
+    def sampled_of(self, completion: int) -> Sequence[bool] | None:
+        """Which tokens of one completion the policy sampled; None: all."""
+        return self.sampled[completion] if self.sampled else None
 
     def text_logprob(self, completion: int) -> TextLogprob | None:
         return self.text_logprobs[completion] if self.text_logprobs else None
@@ -101,6 +112,12 @@ class TokenGroup:
     @property
     def completion_lengths(self) -> list[int]:
         return [len(tokens) for tokens in self.completions]
+
+    @property
+    def sampled_lengths(self) -> list[int]:
+        """Number of tokens of each completion that the policy sampled."""
+        marks = [self.sampled_of(number) for number in range(len(self.completions))]
+        return [len(tokens) if of_it is None else sum(of_it) for tokens, of_it in zip(self.completions, marks, strict=True)]
 
     @property
     def moves_policy(self) -> bool:
@@ -124,8 +141,8 @@ class RowSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRows:
-    """N completions of at most T tokens. mask: (N, T) bool, True on completion tokens. sequences:
-    (group, completion) of each.
+    """N completions of at most T tokens. mask: (N, T) bool, True on the completion tokens that the
+    policy sampled. sequences: (group, completion) of each.
     """
 
     mask: Tensor
@@ -199,7 +216,8 @@ def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice]) -> Toke
             predicted_from[sequence, 0] = row * width + prompt_length - 1
             predicted_from[sequence, 1:length] = row * width + torch.arange(begin, begin + length - 1)
             targets[sequence, :length] = tokens
-            mask[sequence, :length] = True
+            sampled = group.sampled_of(completion)
+            mask[sequence, :length] = True if sampled is None else torch.tensor(list(sampled))
             sequences.append((piece.group, completion))
             begin += length
     return TokenRows(

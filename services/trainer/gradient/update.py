@@ -370,12 +370,15 @@ def batch_logprobs(
     return [[known[_text(group, number)] for number in range(len(group.completions))] if scores(group) else [] for group in groups]
 
 
-KnownLogprobs = dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor]
-"""Logprobs of completions under one state of the weights, by the tokens of prompt and answer."""
+_Text = tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]
+KnownLogprobs = dict[_Text, Tensor]
+"""Logprobs of completions under one state of the weights, by the tokens of prompt and answer and
+by which of these the policy sampled: the others have none.
+"""
 
 
-def _text(group: TokenGroup, completion: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(group.prompt_ids), tuple(group.completions[completion])
+def _text(group: TokenGroup, completion: int) -> _Text:
+    return tuple(group.prompt_ids), tuple(group.completions[completion]), tuple(group.sampled_of(completion) or ())
 
 
 def _computed_logprobs(model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel) -> BatchLogprobs:

@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, zip_longest
+from typing import Any, TypeVar
 
 from services.trainer.gradient.rows import TextLogprob
 from shared.contracts.codec import unpack_ids, unpack_logprobs
-from shared.contracts.messages import Completion, Part, PromptMessage, RolloutGroup, user_prompt
+from shared.contracts.messages import Completion, Part, PromptMessage, RolloutGroup, ScoredGroup, pieces, user_prompt
 from shared.contracts.wire import MessageError, Role
-from shared.model.prompts import AnswerTokens, PromptError, encode_answer, render_prompt
+from shared.model.prompts import AnswerTokens, PromptError, TurnTokens, encode_answer, render_prompt
 
 # A foreign group may cost `factor` times the usual group of its batch. All groups of one sender
 # together may cost the usual for that many groups, plus `factor - 1` times the usual: one group's
@@ -90,7 +91,8 @@ class TokenRules:
     system_prompt: str = ""
     max_foreign_tokens: int | None = None
     answer_tokens: AnswerTokens = field(init=False, repr=False, compare=False)
-    _template_controls: dict[tuple[Role, ...], int] = field(init=False, repr=False, compare=False)
+    _template_controls: dict[tuple[tuple[Role, ...], str], int] = field(init=False, repr=False, compare=False)
+    _between: dict[bool, TurnTokens] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Read the tokenizer once."""
@@ -100,18 +102,27 @@ class TokenRules:
         object.__setattr__(self, "_template_controls", {})
         self.template_controls(user_prompt("a"))
 
-    def prompt_ids(self, prompt: Sequence[PromptMessage]) -> list[int]:
-        return render_prompt(self.tokenizer, prompt, self.system_prompt)
+    def prompt_ids(self, prompt: Sequence[PromptMessage], tools: str = "") -> list[int]:
+        return render_prompt(self.tokenizer, prompt, self.system_prompt, tools)
 
-    def template_controls(self, prompt: Sequence[PromptMessage]) -> int:
-        """The number of control tokens with which the template writes messages of these roles."""
+    def template_controls(self, prompt: Sequence[PromptMessage], tools: str = "") -> int:
+        """The number of control tokens with which the template writes messages of these roles, and
+        these tools.
+        """
         roles = tuple(message.role for message in prompt)
-        if roles not in self._template_controls:
+        if (roles, tools) not in self._template_controls:
             if len(self._template_controls) >= _MOST_TEMPLATES:
                 self._template_controls.clear()
             plain = [PromptMessage(role=role, parts=[Part(text="a")]) for role in roles]
-            self._template_controls[roles] = self.answer_tokens.control_tokens(self.prompt_ids(plain))
-        return self._template_controls[roles]
+            self._template_controls[roles, tools] = self.answer_tokens.control_tokens(self.prompt_ids(plain, tools))
+        return self._template_controls[roles, tools]
+
+    def between(self, tools: bool) -> TurnTokens:
+        """What stands between the turns of an answer. Raises PromptError."""
+        if tools not in self._between:
+            ends = self.end_token_ids or (() if self.end_token_id is None else (self.end_token_id,))
+            self._between[tools] = TurnTokens(self.tokenizer, ends, tools=tools)
+        return self._between[tools]
 
 
 class SkippedGroup(Exception):
@@ -128,7 +139,8 @@ class GroupTokens:
     known.
 
     reencoded: whether the text of any completion was encoded here. text_logprobs: of those, if
-    their senders state them.
+    their senders state them. sampled: of answers of several turns, which tokens the policy said
+    (`TokenGroup.sampled`); empty for answers of one turn.
     """
 
     prompt_ids: list[int]
@@ -136,9 +148,24 @@ class GroupTokens:
     behaviour_logprobs: list[list[float] | None]
     reencoded: bool
     text_logprobs: list[TextLogprob | None] = field(default_factory=list)
+    sampled: list[list[bool] | None] = field(default_factory=list)
 
 
-def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the environment said between the turns of each completion, and the tools that the prompt
+    names (`ScoredGroup`); nothing for answers of one turn.
+    """
+
+    replies: Sequence[Sequence[str]] = ()
+    tools: str = ""
+
+    @classmethod
+    def of(cls, scored: ScoredGroup) -> Said:
+        return cls(scored.replies or (), scored.tools or "")
+
+
+def local_tokens(group: RolloutGroup, rules: TokenRules, said: Said = Said()) -> GroupTokens:
     """The tokens of a group that this node sampled. Raises SkippedGroup: `text_alone` for a group
     from a server that does not return its tokens, because another encoding of the text is not what
     its policy sampled.
@@ -147,34 +174,40 @@ def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
         raise SkippedGroup("text_alone")
     same_tokenizer = group.model.tokenizer_hash == rules.tokenizer_hash
     if same_tokenizer:
-        return _fitting(_as_sampled(group, rules), rules)
-    completions = [
-        encode_answer(rules.tokenizer, completion.text, ended=completion.finish_reason == "stop", end_token_id=rules.end_token_id)
-        for completion in group.completions
-    ]
-    return _fitting(GroupTokens(_prompt_ids(group, rules), completions, [None] * len(completions), True), rules)
+        return _fitting(_with_replies(_as_sampled(group, rules, said), _ends_in_tokens(group), rules, said), rules)
+    completions, ends = [], []
+    for completion in group.completions:
+        turns = [
+            encode_answer(rules.tokenizer, turn, ended=ended, end_token_id=rules.end_token_id) for turn, ended in _turns(completion)
+        ]
+        completions.append([token for turn in turns for token in turn])
+        ends.append([*accumulate(map(len, turns))])
+    encoded = GroupTokens(_prompt_ids(group, rules, said), completions, [None] * len(completions), True)
+    return _fitting(_with_replies(encoded, ends, rules, said), rules)
 
 
-def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
+def foreign_tokens(group: RolloutGroup, rules: TokenRules, said: Said = Said()) -> GroupTokens:
     """The tokens of a group that another node sent. Raises SkippedGroup: `control_text` if its text
     would become control tokens, `changed_question` if the chat template cannot write its question.
     """
-    prompt_ids = _prompt_ids(group, rules)
+    prompt_ids = _prompt_ids(group, rules, said)
     try:
-        of_the_template = rules.template_controls(group.task.prompt)
+        of_the_template = rules.template_controls(group.task.prompt, said.tools)
     except PromptError:
         raise SkippedGroup("changed_question") from None
     if rules.answer_tokens.control_tokens(prompt_ids) != of_the_template:
         raise SkippedGroup("control_text")
     same_tokenizer = group.model.tokenizer_hash == rules.tokenizer_hash
     kept = [_compared(completion, rules) if same_tokenizer else None for completion in group.completions]
-    completions, logprobs = [], []
-    for completion, sampled in zip(group.completions, kept, strict=True):
+    completions, logprobs, ends = [], [], _ends_in_tokens(group)
+    for place, (completion, sampled) in enumerate(zip(group.completions, kept, strict=True)):
         if sampled is None:
-            ids = rules.answer_tokens.encode(completion.text, ended=completion.finish_reason == "stop")
-            if ids is None:
+            turns = [rules.answer_tokens.encode(turn, ended=ended) for turn, ended in _turns(completion)]
+            known = [turn for turn in turns if turn is not None]
+            if len(known) < len(turns):
                 raise SkippedGroup("control_text")
-            sampled = ids, None
+            sampled = [token for turn in known for token in turn], None
+            ends[place] = [*accumulate(map(len, known))]
         completions.append(sampled[0])
         logprobs.append(sampled[1])
     if rules.max_foreign_tokens is not None and max(map(len, completions)) > rules.max_foreign_tokens:
@@ -185,12 +218,62 @@ def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
         None if same_tokenizer or sampled is not None else _text_logprob(completion)
         for completion, sampled in zip(group.completions, kept, strict=True)
     ]
-    return _fitting(GroupTokens(prompt_ids, completions, logprobs, reencoded=None in kept, text_logprobs=texts), rules)
+    made = GroupTokens(prompt_ids, completions, logprobs, reencoded=None in kept, text_logprobs=texts)
+    return _fitting(_with_replies(made, ends, rules, said), rules)
 
 
-def _prompt_ids(group: RolloutGroup, rules: TokenRules) -> list[int]:
+def _turns(completion: Completion) -> list[tuple[str, bool]]:
+    """The policy's turns, and whether it ended each: all but the last have a reply."""
+    turns = completion.turns
+    return [(turn, number < len(turns) or completion.finish_reason == "stop") for number, turn in enumerate(turns, 1)]
+
+
+def _ends_in_tokens(group: RolloutGroup) -> list[list[int]]:
+    """Where each turn of each completion ends in the tokens that were sampled."""
+    return [[each.token_count] if each.turn_tokens is None else unpack_ids(each.turn_tokens) for each in group.completions]
+
+
+def _with_replies(tokens: GroupTokens, ends: Sequence[Sequence[int]], rules: TokenRules, said: Said) -> GroupTokens:
+    """The tokens with what the environment said between the turns, which has no behaviour logprob.
+
+    Raises:
+        SkippedGroup: `changed_question` if the chat template cannot write a second turn, or
+            `malformed_tokens` if there are not as many replies as turns to reply to.
+    """
+    if not any(said.replies):
+        if any(len(each) > 1 for each in ends):
+            raise SkippedGroup("malformed_tokens")
+        return tokens
     try:
-        return rules.prompt_ids(group.task.prompt)
+        between = rules.between(bool(said.tools))
+    except PromptError:
+        raise SkippedGroup("changed_question") from None
+    if [len(replies) + 1 for replies in said.replies] != [len(each) for each in ends]:
+        raise SkippedGroup("malformed_tokens")
+    completions: list[list[int]] = []
+    logprobs: list[list[float] | None] = []
+    sampled: list[list[bool] | None] = []
+    for own, behaviour, of_turns, replies in zip(tokens.completions, tokens.behaviour_logprobs, ends, said.replies, strict=True):
+        words = [between.between(reply) for reply in replies]
+        turns = pieces(own, of_turns)
+        completions.append(_woven(turns, words))
+        sampled.append(_woven([[True] * len(turn) for turn in turns], [[False] * len(each) for each in words]))
+        unknown = [[math.nan] * len(each) for each in words]
+        logprobs.append(None if behaviour is None else _woven(pieces(behaviour, of_turns), unknown))
+    return replace(tokens, completions=completions, behaviour_logprobs=logprobs, sampled=sampled)
+
+
+V = TypeVar("V")
+
+
+def _woven(turns: Sequence[list[V]], replies: Sequence[list[V]]) -> list[V]:
+    """A turn, the reply to it, the next turn, and so on."""
+    return [value for turn, reply in zip_longest(turns, replies, fillvalue=list[V]()) for part in (turn, reply) for value in part]
+
+
+def _prompt_ids(group: RolloutGroup, rules: TokenRules, said: Said) -> list[int]:
+    try:
+        return rules.prompt_ids(group.task.prompt, said.tools)
     except PromptError:
         raise SkippedGroup("changed_question") from None
 
@@ -216,7 +299,11 @@ def _compared(completion: Completion, rules: TokenRules) -> tuple[list[int], lis
         raise SkippedGroup("malformed_tokens") from None
     if logprobs is not None and (len(logprobs) != len(ids) or not all(map(math.isfinite, logprobs))):
         raise SkippedGroup("malformed_tokens")
-    says = rules.answer_tokens.says(ids, completion.text, ended=completion.finish_reason == "stop")
+    ends = [len(ids)] if completion.turn_tokens is None else unpack_ids(completion.turn_tokens)
+    says = all(
+        rules.answer_tokens.says(turn_ids, turn, ended=ended or len(ends) > 1 and rules.answer_tokens.is_end(turn_ids[-1:]))
+        for turn_ids, (turn, ended) in zip(pieces(ids, ends), _turns(completion), strict=True)
+    )
     return (ids, logprobs) if says else None
 
 
@@ -235,12 +322,12 @@ def _text_logprob(completion: Completion) -> TextLogprob | None:
     return TextLogprob(math.fsum(logprobs), len(logprobs))
 
 
-def _as_sampled(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
+def _as_sampled(group: RolloutGroup, rules: TokenRules, said: Said) -> GroupTokens:
     try:
         if group.prompt_ids is not None:
             prompt_ids = _checked_ids(group.prompt_ids, rules.vocabulary_size)
         else:
-            prompt_ids = _prompt_ids(group, rules)
+            prompt_ids = _prompt_ids(group, rules, said)
         completions = [_completion_ids(completion, rules.vocabulary_size) for completion in group.completions]
         logprobs = [_completion_logprobs(completion) for completion in group.completions]
     except MessageError:

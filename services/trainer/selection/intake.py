@@ -19,6 +19,7 @@ from services.trainer.objectives.advantages import AdvantageConfig, batch_advant
 from services.trainer.selection.group_tokens import (
     GroupTokens,
     PassCost,
+    Said,
     SkippedGroup,
     TokenRules,
     answers_present,
@@ -342,6 +343,7 @@ def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules, 
         weight=1.0 if each.is_local else rules.external_weight,
         text_logprobs=[tokens.text_logprobs[index] for index in kept] if tokens.text_logprobs else (),
         places=kept,
+        sampled=[tokens.sampled[index] for index in kept] if tokens.sampled else (),
     )
 
 
@@ -355,4 +357,4 @@ def _tokens_of(scored: ScoredGroup, rules: IntakeRules) -> GroupTokens:
     group = scored.group
     if scored.failure is not None or len(scored.rewards) != len(group.completions):
         raise SkippedGroup("unscored")
-    return local_tokens(group, rules) if scored.origin == "local" else foreign_tokens(group, rules)
+    return (local_tokens if scored.origin == "local" else foreign_tokens)(group, rules, Said.of(scored))

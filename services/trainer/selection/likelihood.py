@@ -13,6 +13,7 @@ from statistics import fmean
 import msgspec
 from torch import Tensor, nn
 
+from services.trainer.gradient.importance import known_logprobs
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs
 from services.trainer.parallel import ALONE, Parallel
@@ -108,8 +109,8 @@ def local_means(groups: Sequence[TokenGroup]) -> list[float]:
         math.fsum(logprobs) / len(logprobs)
         for group in groups
         if group.is_local and not group.replayed
-        for logprobs in group.behaviour_logprobs
-        if logprobs
+        for number in range(len(group.completions))
+        if (logprobs := known_logprobs(group, number))
     ]
 
 
@@ -124,8 +125,11 @@ def without_absurd(
     groups: list[TokenGroup | None] = list(intake.groups)
     skipped_of, dropped_of = dict(intake.skipped_of), dict(intake.dropped_of)
     for index, of_group in zip(looked_at, logprobs, strict=True):
-        # A mean that is NaN must not admit the text.
-        kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= least]
+        # What an environment said is 0 here and does not count. A mean that is NaN must not admit
+        # the text.
+        lengths = intake.groups[index].sampled_lengths
+        means = [float(of_tokens.sum()) / length for of_tokens, length in zip(of_group, lengths, strict=True)]
+        kept = [number for number, mean in enumerate(means) if mean >= least]
         if len(kept) < len(of_group):
             node, group_id = intake.authors[index]
             dropped[node] += len(of_group) - len(kept)
@@ -381,12 +385,16 @@ def repeats_itself(group: TokenGroup, usual: float) -> bool:
 
 
 def text_logprob(group: TokenGroup, logprobs: Sequence[Tensor]) -> float:
-    """Mean logprob per token of the group's text, in nats, where that is new (`is_new`)."""
+    """Mean logprob per token of what the group's policy said, in nats, where that is new
+    (`is_new`).
+    """
     kept = [
         float(value)
-        for ids, of_tokens in zip(group.completions, logprobs, strict=True)
-        for value, new in zip(of_tokens.tolist(), is_new(group.prompt_ids, ids), strict=True)
-        if new
+        for number, (ids, of_tokens) in enumerate(zip(group.completions, logprobs, strict=True))
+        for value, new, sampled in zip(
+            of_tokens.tolist(), is_new(group.prompt_ids, ids), group.sampled_of(number) or [True] * len(ids), strict=True
+        )
+        if new and sampled
     ]
     return math.fsum(kept) / len(kept)
 

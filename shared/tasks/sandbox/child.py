@@ -305,7 +305,7 @@ class Processes:
         self._answer_timeout_s = answer_timeout_s
         self._foreign_group_s = foreign_group_s
         self._memory_bytes = memory_bytes
-        self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks if spec.sandbox]
+        self._sources = [[spec.dataset, spec.canonical_config, spec.scorer_name] for spec in tasks if spec.sandbox]
         self._installed = sorted({spec.dataset for spec in tasks if from_package(spec.dataset)})
         self._rows = find_all_rows(spec.dataset for spec in tasks)
         self._verifiers = verifiers

@@ -12,10 +12,11 @@ its pipe must exit, and what it wrote is validated before it is used. Behaviour 
 uncompromised scorer shows ends the group, and its sender is charged for it.
 
 A job is `[dataset, config, seed, index, expected task or None, verifier, texts, want task]` as in
-`protocol`. Its result is `[reason or None, detail, rewards, marks, task or None, CPU seconds, lost,
-died]`, where `lost` counts the answers that ended a process, and `died` those of them that ended it
-otherwise than by taking too long. The first frame lists this node's own sources as `[dataset,
-config, verifier]`, and the files of rewards; what they load lazily is loaded once, here.
+`protocol`. Its result is `[reason or None, detail, rewards, marks, task or None, said, CPU
+seconds, lost, died]`, where `lost` counts the answers that ended a process, and `died` those of
+them that ended it otherwise than by taking too long. The first frame lists this node's own sources
+as `[dataset, config, verifier]`, and the files of rewards; what they load lazily is loaded once,
+here.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ import select
 import signal
 import sys
 import time
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import msgpack
 
 from shared.contracts.messages import TaskRef
+from shared.environment_files import is_environment
 from shared.rewards import Mark
 from shared.runtime.process_limits import MappedMemory, end_with_parent, limit_further
-from shared.tasks.derive import TaskError, derive_item, forget_derived
+from shared.tasks.derive import Item, TaskError, derive_item, forget_derived
+from shared.tasks.environments import play
 from shared.tasks.file_rows import register_inherited_rows
 from shared.tasks.prompt import content
+from shared.tasks.reward_calls import Word
 from shared.tasks.sandbox.confinement import confine, forbid_system_calls
 from shared.tasks.sandbox.protocol import (
     DERIVING,
@@ -129,7 +133,7 @@ def main() -> None:
             result = _judged(job, progress, started_s + group_timeout_s, bounds, interrupt)
         except (OSError, MemoryError) as error:
             detail = f"no process for it ({type(error).__name__})"
-            result = ["scoring_timeout", detail, [], [], None, time.monotonic() - started_s, 0, 0]
+            result = ["scoring_timeout", detail, [], [], None, [], time.monotonic() - started_s, 0, 0]
         progress.rest()
         results.write(pack_frame(result))
         results.flush()
@@ -143,7 +147,7 @@ def _warm(sources: list[list[str]]) -> None:
     for dataset, config, verifier in sources:
         signal.setitimer(signal.ITIMER_REAL, WARM_S, WARM_S)
         with suppress(TaskError, TimeoutError):
-            score_texts(derive_item(TaskRef(dataset=dataset, config=config, seed=1, index=0)), verifier, ["0"])
+            _scored(derive_item(TaskRef(dataset=dataset, config=config, seed=1, index=0)), verifier, ["0"], [0], 0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     forget_derived()
@@ -165,25 +169,25 @@ def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: Proce
     cpu_s = ended.cpu_s
     if ended.broken and not interrupt.given:
         cpu_s = max(cpu_s, ended.held_s, TAKEN_OVER_S)
-        return ["scoring_timeout", f"its process was taken over: {ended.broken}", [], [], None, cpu_s, 1, 1]
+        return ["scoring_timeout", f"its process was taken over: {ended.broken}", [], [], None, [], cpu_s, 1, 1]
     if ended.reply is not None:
         return [*ended.reply, cpu_s, 0, 0]
     if interrupt.given:
-        return ["dropped", "given up while it was judged", [], [], None, cpu_s, 0, 0]
+        return ["dropped", "given up while it was judged", [], [], None, [], cpu_s, 0, 0]
     step = min(progress.word[0] & (2**STEP_BITS - 1), len(texts))
     if ended.late:
         cpu_s = max(cpu_s, LATE_PART * ended.held_s)
         detail = f"not judged within the group's deadline, at {_named(step)} of {len(texts)}"
-        return ["scoring_timeout", detail, [], [], None, cpu_s, 1, 0]
+        return ["scoring_timeout", detail, [], [], None, [], cpu_s, 1, 0]
     too_slow = ended.signal == signal.SIGPROF
     if not too_slow:
         cpu_s += max(0.0, ended.held_s - ended.cpu_s)
     how = "took too long" if too_slow else f"ended its process (signal {ended.signal})"
     if step == DERIVING or not texts:
         limit = f"at most {DERIVE_CPU_S:g} s of CPU time are given"
-        return ["scoring_timeout", f"{job[0]}: deriving the task {how}: {limit}", [], [], None, cpu_s, 1, 0]
+        return ["scoring_timeout", f"{job[0]}: deriving the task {how}: {limit}", [], [], None, [], cpu_s, 1, 0]
     marks = [Mark.TIMEOUT if too_slow else Mark.KILLED] * len(texts)
-    return [None, f"{_named(step)} of {len(texts)} {how}", [None] * len(texts), marks, None, cpu_s, 1, int(not too_slow)]
+    return [None, f"{_named(step)} of {len(texts)} {how}", [None] * len(texts), marks, None, [], cpu_s, 1, int(not too_slow)]
 
 
 def _named(step: int) -> str:
@@ -209,7 +213,7 @@ def _forked(job: list[Any], progress: Progress, deadline_s: float, bounds: Proce
     os.close(write_end)
     want_task = bool(job[7])
     try:
-        message, late = _read_until(read_end, deadline_s, most_bytes(want_task))
+        message, late = _read_until(read_end, deadline_s, most_bytes(want_task, is_environment(job[5])))
     except BaseException:
         _wait(process, 0.0)
         interrupt.process = 0
@@ -358,13 +362,24 @@ def _judge_and_report(job: list[Any], word: memoryview[int]) -> list[Any]:
         task = item.task
         if expected is not None and content(task) != expected:
             differs = f"{dataset}: prompt, key, answer or metadata differ from what {seed}/{index} derives to"
-            return ["task_mismatch", differs, [], [], None]
-        rewards, marks = score_texts(item, verifier, texts, _Steps(word), 1) if texts else ([], [])
-        return [None, "", rewards, marks, content(task) if want_task else None]
+            return ["task_mismatch", differs, [], [], None, []]
+        rewards, marks, said = _scored(item, verifier, texts, _Steps(word), 1)
+        return [None, "", rewards, marks, content(task) if want_task else None, said]
     except TaskError as error:
-        return [error.reason, str(error)[:500], [], [], None]
+        return [error.reason, str(error)[:500], [], [], None, []]
     except (MemoryError, RecursionError) as error:
-        return ["task_underivable", f"{dataset}: {type(error).__name__} while deriving", [], [], None]
+        return ["task_underivable", f"{dataset}: {type(error).__name__} while deriving", [], [], None, []]
+
+
+def _scored(
+    item: Item, verifier: str, texts: Sequence[Any], word: Word, first_step: int
+) -> tuple[list[float | None], list[Mark], list[list[str]]]:
+    """Rewards and marks of the texts of a task, and what an environment said, if one is played."""
+    if not texts:
+        return [], [], []
+    if is_environment(verifier):
+        return play(item, verifier, texts, word, first_step, score_texts)
+    return *score_texts(item, verifier, texts, word, first_step), []
 
 
 def _write(descriptor: int, message: bytes) -> None:

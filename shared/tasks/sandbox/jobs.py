@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from shared.contracts.messages import Task, TaskRef
+from shared.environment_files import is_environment
 from shared.reward_files import Replies, Requests
 from shared.rewards import Mark
 from shared.tasks.prompt import Content, content, task_of
@@ -19,7 +20,7 @@ _FIRST_CAUSE = int(Mark.RAISED)
 
 
 class ScoringJob(Struct, frozen=True, kw_only=True):
-    """Score `texts` on the task that `ref` derives to.
+    """Score `texts` on the task that `ref` derives to; a text of several turns is a list of them.
 
     `expected`: the job fails with `task_mismatch` if the derived task differs from it. Urgent jobs
     are done first. `sender`: the key of the node that sent the group; None for this node's own
@@ -30,7 +31,7 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
     """
 
     ref: TaskRef
-    texts: Sequence[str] = ()
+    texts: Sequence[str | Sequence[str]] = ()
     expected: Task | None = None
     want_task: bool = False
     urgent: bool = False
@@ -49,7 +50,8 @@ class JobResult(Struct, frozen=True):
     `timeouts` counts answers at which a worker was lost; `deaths` counts those of them at which it
     died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever the outcome.
     `parts`: of several rewards, the own values of each for a local group, by its name. `requests`:
-    what to ask a judge first; there are no rewards yet.
+    what to ask a judge first; there are no rewards yet. `said`: what the source's environment said
+    to the turns of each answer; one of which the last turn has a reply goes on.
     """
 
     rewards: list[float | None]
@@ -63,6 +65,7 @@ class JobResult(Struct, frozen=True):
     marks: list[Mark] = []
     parts: dict[str, list[float | None]] = {}
     requests: Sequence[Sequence[Requests]] = ()
+    said: list[list[str]] = []
 
 
 class JobBatch:
@@ -108,7 +111,7 @@ class Entry:
         self.verifier = verifier
         self.request = request
         self.place = place
-        self.chars = sum(map(len, job.texts))
+        self.chars = sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in job.texts)
         self.hung: set[int] = set()
         self.died: set[int] = set()
         self.losses = 0
@@ -145,6 +148,7 @@ class Entry:
             return
         rewarded: Rewarded = checked(result, Rewarded)
         self._expect(rewarded.rewards, rewarded.marks)
+        self._expect_said(rewarded.rewards, rewarded.said)
         if any(len(values) != len(self.job.texts) for values in rewarded.parts.values()):
             raise BrokenReply("a reward without a value for each answer")
         for place in self.hung:
@@ -153,7 +157,14 @@ class Entry:
             # A reward that is called with a group lost all of it to the answer at which it died.
             rewarded.marks[:] = [Mark.KILLED if mark is Mark.TIMEOUT else mark for mark in rewarded.marks]
         detail = printable(rewarded.raised) if rewarded.raised else ""
-        self.finish(rewarded.rewards, self._task(rewarded.task), detail=detail, marks=rewarded.marks, parts=rewarded.parts)
+        self.finish(
+            rewarded.rewards,
+            self._task(rewarded.task),
+            detail=detail,
+            marks=rewarded.marks,
+            parts=rewarded.parts,
+            said=rewarded.said,
+        )
 
     def _ask(self, asking: Asking) -> None:
         _, requests, derived, raised = asking
@@ -173,15 +184,16 @@ class Entry:
             BrokenReply: the result has the wrong form; the job is unchanged.
         """
         answered: ForeignResult = checked(result, ForeignResult)
-        reason, detail, rewards, marks, derived, cpu_s, lost, died = answered
+        reason, detail, rewards, marks, derived, said, cpu_s, lost, died = answered
         if reason is None:
             self._expect(rewards, marks)
+            self._expect_said(rewards, said)
         else:
             marks = []
         task = self._task(derived)
         cpu_s += self.charged_s
         seconds = time.monotonic() - self.started_s
-        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, cpu_s, marks))
+        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, cpu_s, marks, said=said))
 
     def finish(
         self,
@@ -191,11 +203,13 @@ class Entry:
         detail: str = "",
         marks: list[Mark] | None = None,
         parts: dict[str, list[float | None]] | None = None,
+        said: list[list[str]] | None = None,
     ) -> None:
         """Settle the job. Only the first call counts."""
         seconds = time.monotonic() - self.started_s if self.started_s else 0.0
         lost, died = len(self.hung), len(self.died)
-        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, self.charged_s, marks or [], parts or {}))
+        known = JobResult(rewards, task, reason, detail, lost, seconds, died, self.charged_s, marks or [], parts or {})
+        self._settle(structs.replace(known, said=said) if said else known)
 
     def _expect(self, rewards: list[float | None], marks: list[Mark]) -> None:
         """Require one reward and one mark for each answer, and a cause for each unknown reward."""
@@ -205,6 +219,14 @@ class Entry:
             return
         if any((reward is None) != bool(mark.cause) for reward, mark in zip(rewards, marks, strict=True)):
             raise BrokenReply("an unknown reward without a cause")
+
+    def _expect_said(self, rewards: list[float | None], said: list[list[str]]) -> None:
+        """Require of an environment that was played what it said to each answer with a reward, and
+        of no other scorer.
+        """
+        plays = is_environment(self.verifier) and bool(said or None not in rewards)
+        if len(said) != (len(self.job.texts) if plays else 0):
+            raise BrokenReply(f"what was said to {len(said)} answers of {len(self.job.texts)}")
 
     def _task(self, derived: Content | None) -> Task | None:
         try:

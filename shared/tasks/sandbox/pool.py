@@ -151,9 +151,9 @@ class ScorerPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def score(self, groups: Sequence[tuple[Task, Sequence[str]]]) -> list[JobResult]:
-        """The rewards of the completion texts of each of this node's own tasks, in the order of
-        `groups`.
+    async def score(self, groups: Sequence[tuple[Task, Sequence[str | Sequence[str]]]]) -> list[JobResult]:
+        """The rewards of the answers (as in `ScoringJob`) to each of this node's own tasks, in the
+        order of `groups`.
 
         Raises:
             TaskError: a task cannot be derived, or the derived task differs.

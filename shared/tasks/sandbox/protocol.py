@@ -2,13 +2,14 @@
 
 A frame is a little-endian uint32 length and that many bytes of MessagePack. The parent sends
 batches: lists of jobs `[dataset, config, seed, index, expected task or None, verifier, texts, want
-task]`, where a text is None if it must not be tried again, and a task is its
-`shared.tasks.prompt.content`. With a judge's replies a job has these as well. It may send the next
-batch while the worker is still busy with one. The worker answers in the order of the jobs, with
-frames that contain the results of several: `[rewards, marks, task or None, what the scorer raised,
-values of each of several rewards]`, `[None, what to ask a judge, task or None, what the scorer
-raised]` or `[reason, detail]` for each. Before each step it writes its position into shared memory
-(`Progress`), so that the parent knows which answer to blame when it has to kill the worker.
+task]`, where a text is None if it must not be tried again and a list of turns where an environment
+is played, and a task is its `shared.tasks.prompt.content`. With a judge's replies a job has these
+as well. It may send the next batch while the worker is still busy with one. The worker answers in
+the order of the jobs, with frames that contain the results of several: `[rewards, marks, task or
+None, what the scorer raised, values of each of several rewards, what an environment said]`, `[None,
+what to ask a judge, task or None, what the scorer raised]` or `[reason, detail]` for each. Before
+each step it writes its position into shared memory (`Progress`), so that the parent knows which
+answer to blame when it has to kill the worker.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.contracts.limits import MAX_REWARD_PARTS
-from shared.contracts.messages import MAX_COMPLETIONS
+from shared.contracts.messages import MAX_COMPLETIONS, Replies
 from shared.contracts.wire import Reward
 from shared.reward_files import MAX_REQUEST_CHARS, MAX_REQUESTS
 from shared.rewards import Mark
@@ -103,11 +104,15 @@ Detail = Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)]
 
 Rewards = list[Reward | None]
 Marks = list[Mark]
-Verdict = tuple[Reason | None, Detail, Rewards, Marks, Content | None]
-"""Reply of a process that scored one foreign group: reason, detail, rewards, marks, task."""
+AllSaid = list[Replies]
+"""What an environment said to the turns of each answer; empty where none was played."""
+Verdict = tuple[Reason | None, Detail, Rewards, Marks, Content | None, AllSaid]
+"""Reply of a process that scored one foreign group: reason, detail, rewards, marks, task and what
+an environment said.
+"""
 
 Count = Annotated[int, Meta(ge=0, le=MAX_ANSWERS)]
-ForeignResult = tuple[str | None, str, Rewards, Marks, Content | None, Annotated[float, Meta(ge=0.0)], Count, Count]
+ForeignResult = tuple[str | None, str, Rewards, Marks, Content | None, AllSaid, Annotated[float, Meta(ge=0.0)], Count, Count]
 """Result of a forker; see the docstring of `forker`."""
 
 
@@ -122,6 +127,7 @@ class Rewarded(Struct, array_like=True, forbid_unknown_fields=True):
     task: Content | None
     raised: Detail
     parts: dict[Detail, Rewards] = {}
+    said: AllSaid = []
 
 
 Failed = tuple[str, str]
@@ -156,15 +162,17 @@ def decode_verdict(message: bytes, want_task: bool) -> Verdict:
     except ValueError as error:
         raise BrokenReply(type(error).__name__) from None
     verdict: Verdict = checked(content, Verdict)
-    reason, detail, rewards, marks, task = verdict
+    reason, detail, rewards, marks, task, said = verdict
     if task is not None and not want_task:
         raise BrokenReply("a task that nobody asked for")
-    return reason, printable(detail), rewards, marks, task
+    return reason, printable(detail), rewards, marks, task, said
 
 
-def most_bytes(want_task: bool) -> int:
-    """Largest length of a forked process's reply, in bytes."""
-    return MAX_TASK_BYTES if want_task else MAX_VERDICT_BYTES
+def most_bytes(want_task: bool, plays: bool) -> int:
+    """Largest length of a forked process's reply, in bytes. plays: it tells what an environment
+    said.
+    """
+    return MAX_TASK_BYTES if want_task or plays else MAX_VERDICT_BYTES
 
 
 def checked(content: Any, form: Any) -> Any:

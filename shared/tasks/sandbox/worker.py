@@ -21,10 +21,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from shared.contracts.messages import TaskRef
+from shared.environment_files import is_environment
 from shared.importing import without_collection
 from shared.reward_files import hold
 from shared.runtime.process_limits import CpuAllowance, end_with_parent, lift_data_limit
 from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_sources
+from shared.tasks.environments import play
 from shared.tasks.file_rows import register_inherited_rows
 from shared.tasks.prompt import content
 from shared.tasks.reward_calls import leave_sandbox
@@ -129,6 +131,9 @@ def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
         problems: list[str] = []
         parts: dict[str, list[float | None]] = {}
         told = content(task) if want_task else None
+        if is_environment(verifier) and texts:
+            rewards, marks, said = play(item, verifier, texts, word, base + 1, score_texts, problems, parts)
+            return [rewards, marks, told, "".join(problems)[:MAX_DETAIL_CHARS], parts, said]
         if texts and not given and (asked := requests_of(item, verifier, texts, word, base + 1, problems)) is not None:
             return [None, asked, told, "".join(problems)[:MAX_DETAIL_CHARS]]
         replies = given[0] if given else None
