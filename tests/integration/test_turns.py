@@ -74,7 +74,7 @@ def config_of(spec: TaskSpec, node: str = "beta") -> NodeConfig:
 
 
 def task_of(index: int) -> Task:
-    return derive_task(task_ref("gcd", seed=1 + index // 400, index=index % 400))
+    return derive_task(task_ref("gcd", seed=1 + 1000 * (index // 400), index=index % 400))
 
 
 def rules_of(tokenizer: object) -> TokenRules:
