@@ -133,5 +133,6 @@ class GroupPublisher:
             duplicate=ack.duplicate,
             completions=len(group.completions),
             tokens=sum(completion.token_count for completion in group.completions),
+            **({} if group.environment is UNSET else {"turns": sum(len(each.turns) for each in group.completions)}),
             seconds=round(generate_s, 4),
         )
