@@ -330,7 +330,8 @@ def test_a_file_that_changes_affects_neither_a_running_node_nor_its_later_scorer
 @pytest.mark.slow
 def test_the_rewards_in_the_documentation_work_as_they_are_printed(folder: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page = page[page.index("## A reward of your own") :]
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     (folder / "rewards.py").write_text(code)
     (lines,) = re.findall(r"```toml\n(\[\[tasks\]\]\npath = [^`]*rewards = [^`]*)```", page)
     (folder / "node.toml").write_text(lines.replace("questions.jsonl", str(folder / "q.jsonl")))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from services.verifier.refusals import Refusal, Refused
 from services.verifier.sharing import sign
 from services.verifier.trust import KnownKeys
 from shared.config import NodeConfig, TaskSpec
+from shared.config.load import load_config
 from shared.config.task_sections import rewards_from
 from shared.contracts import subjects
 from shared.contracts.codec import encode, pack_ids, pack_logprobs, unpack_logprobs
@@ -356,3 +358,22 @@ def test_shown_text_has_what_the_environment_said(tmp_path: Path) -> None:
     assert scored.shown(0).splitlines() == [call("6*7"), "[environment] 42", "42"] and scored.shown(1) == "41"
     assert json.loads(scored.tools or "")[0]["function"]["name"] == "calculator"
     assert unpack_logprobs(group.completions[0].behaviour_logprobs or b"")
+
+
+@pytest.mark.deadline(120)
+async def test_tools_and_environments_of_the_page_work_as_they_are_printed(tmp_path: Path) -> None:
+    page = (BASE.parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    page = page[page.index("## Tools and environments") : page.index("## A reward of your own")]
+    (search, game), entries = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "toml"))
+    (tmp_path / "tools.py").write_text(search)
+    (tmp_path / "game.py").write_text(game)
+    (tmp_path / "node.toml").write_text("\n".join([*entries, entries[0].replace('["calculator"]', '["tools.py:search"]')]))
+    tasks = load_config(tmp_path / "node.toml", environment={}).tasks
+    assert [spec.turns.title for spec in tasks if spec.turns] == ["tools calculator", "environment game.py:Game", "tools search"]
+    turns = [call("6*7"), "guess(number=0)", 'search(word="group")']
+    for spec, turn, reply in zip(tasks, turns, ["42", "higher", '["group: all answers to one task"]'], strict=True):
+        async with ScorerPool(workers=1, answer_timeout_s=10, memory_mb=2048, tasks=[spec]) as pool:
+            assert [trial.problem for trial in await try_rewards(pool, [spec], PassRules([spec]))] in ([], [""])
+            ref = task_ref(spec.dataset, spec.canonical_config, seed=1, index=0)
+            (result,) = await pool.run([ScoringJob(ref=ref, texts=[[turn, "I do not know."]])])
+            assert result.said == [[reply]]
