@@ -62,7 +62,8 @@ class LocalScorer:
         self._config = config
         self._choice = VerifierChoice(config.tasks)
         # No node takes these. Of the others each scores the answers with its own reward.
-        self._unshared = {
+        local_only = self._choice.local_only
+        self._unshared = {dataset for dataset, why in local_only.items() if why in (LocalOnly.SCORER, LocalOnly.JUDGED)}
             dataset for dataset, why in self._choice.local_only.items() if why in (LocalOnly.SCORER, LocalOnly.JUDGED)
         }
         self._id = config.node.id
