@@ -64,8 +64,6 @@ class LocalScorer:
         # No node takes these. Of the others each scores the answers with its own reward.
         local_only = self._choice.local_only
         self._unshared = {dataset for dataset, why in local_only.items() if why in (LocalOnly.SCORER, LocalOnly.JUDGED)}
-            dataset for dataset, why in self._choice.local_only.items() if why in (LocalOnly.SCORER, LocalOnly.JUDGED)
-        }
         self._id = config.node.id
         self._node = node
         self._pool = pool

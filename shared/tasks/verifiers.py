@@ -87,8 +87,6 @@ class VerifierChoice:
         self._by_dataset = {spec.dataset: spec for spec in reversed(specs)}
         inside = [spec for spec in specs if spec.sandbox]
         self.names = sorted({DEFAULT_VERIFIER, *(name for spec in inside for name in (spec.verifier, spec.scorer_name))})
-            {DEFAULT_VERIFIER, *(name for spec in specs if spec.sandbox for name in (spec.verifier, spec.scorer_name))}
-        )
         self.names_outside = sorted({spec.verifier for spec in specs if not spec.sandbox})
         """Those that run outside the sandbox."""
 
