@@ -567,11 +567,8 @@ def completion_problem(
         return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens}"
     if completion.token_count == 0 and completion.text:
         return Refusal.LENGTHS, "a text of no tokens"
-    said = max(1, len(completion.turn_tokens or b"") // 4)
-    if turns is None and said > 1:
+    if turns is None and len(completion.turn_tokens or b"") > 4:
         return Refusal.OUT_OF_RANGE, "a completion of several turns"
-    if turns is not None and said > turns.max_turns:
-        return Refusal.TURNS, f"an answer of {said} turns, at most {turns.max_turns}"
     for packed in (completion.token_ids, completion.behaviour_logprobs):
         if packed is not None and len(packed) != 4 * completion.token_count:
             return Refusal.MALFORMED, "token_ids, behaviour_logprobs and token_count disagree"

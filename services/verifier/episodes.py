@@ -32,6 +32,8 @@ def turns_problem(group: RolloutGroup, result: JobResult, turns: EnvironmentSpec
         said = len(completion.turns)
         if reward is None:
             continue
+        if said > turns.max_turns:
+            return f"answer {place + 1} has {said} turns, at most {turns.max_turns}"
         if len(replies) < said - 1:
             return f"answer {place + 1} goes on for {said} turns, and the episode ends with turn {len(replies) + 1}"
         if len(replies) == said < turns.max_turns and completion.finish_reason == "stop":

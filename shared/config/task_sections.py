@@ -229,6 +229,7 @@ class TaskSpec(Section):
             yield "max_turns applies only with environment or tools: remove it"
 
     def _reward_problems(self) -> Iterator[str]:
+        # An environment gives the reward itself.
         yield from self._turn_problems()
         if self.environment:
             return

@@ -31,8 +31,7 @@ from services.verifier.episodes import answers_of, turns_problem, with_replies
 from services.verifier.refusals import Refusal, Refused
 from services.verifier.sharing import sign
 from services.verifier.trust import KnownKeys
-from shared.config import NodeConfig, TaskSpec
-from shared.config.load import load_config
+from shared.config import NodeConfig, TaskSpec, load_config
 from shared.config.task_sections import rewards_from
 from shared.contracts import subjects
 from shared.contracts.codec import encode, pack_ids, pack_logprobs, unpack_logprobs

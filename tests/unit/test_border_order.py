@@ -5,6 +5,7 @@ thing after the other is put right, in the order of the list.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -25,6 +26,7 @@ from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import RolloutGroup, ScoredGroup, signed_bytes
 from shared.contracts.senders import Ban, BanList
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_SCHEMA_VERSION
+from shared.environment_files import TOOLS, EnvironmentSpec
 from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult, ScorerPool, ScoringJob
@@ -265,6 +267,8 @@ def test_a_group_with_every_fault_is_given_up_in_the_sandbox_for_one_after_the_o
     listed = places(Stage.SANDBOX)
     candidate = world.examine()
     assert isinstance(candidate, Candidate)
+    turns = EnvironmentSpec(tools=(TOOLS["calculator"],), verifier="exact")
+    world.border._rules = replace(world.border._rules, turns_for=lambda _: turns)
     world.ban(THIRD_KEY.public_key)
     world.quarantine()
     wrong = set(listed)
@@ -274,8 +278,10 @@ def test_a_group_with_every_fault_is_given_up_in_the_sandbox_for_one_after_the_o
             found = result(DROPPED)
         elif found.reason is None and (Stage.SANDBOX, Refusal.SCORING_TIMEOUT) in wrong:
             found = result("scoring_timeout")
-        elif found.reason is None:
+        elif found.reason is None and (Stage.SANDBOX, Refusal.UNKNOWN_REWARD) in wrong:
             found = JobResult([None, None], None, None, "", 0, 0.1)
+        elif found.reason is None:
+            found = JobResult([1.0, 0.0], None, None, "", 0, 0.1, said=[["go on"], ["go on"]])
         return msgspec.structs.replace(found, cpu_s=GRACE_S + 1 if (Stage.SANDBOX, Refusal.SCORING_COST) in wrong else 0.0)
 
     async def refuse_all() -> None:
