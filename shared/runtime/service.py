@@ -126,9 +126,7 @@ def main(role: Role, kind: type[C], build: Callable[[C], Service]) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit at once: the interpreter takes seconds to tear down torch and similar libraries, and
-    honcho kills after five.
-    """
+    """Exit at once: the interpreter takes seconds to tear down torch and similar libraries."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
