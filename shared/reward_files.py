@@ -52,6 +52,8 @@ Replies = Sequence[str | None] | int
 """The judge's replies to `Requests`, None where it gave none."""
 _BUILT_IN = {"judge": (str(Path(__file__).parent / "tasks" / "rubric.py"), "reward")}
 """Files and functions of this project's own rewards, by name."""
+BUILT_IN_REWARDS = tuple(_BUILT_IN)
+"""Names that choose a reward as a verifier's name does."""
 
 
 class RewardFileError(ValueError):

@@ -17,7 +17,7 @@ from shared.config.load import MAX_FILE_BYTES
 from shared.hub_models import HUB
 from shared.plain_files import read_named
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
-from shared.reward_files import Part, found_from, reward_problems
+from shared.reward_files import BUILT_IN_REWARDS, Part, found_from, is_judged, reward_problems, verifier_words
 from shared.text import error_text
 from swarm_cli.errors import CommandError
 from swarm_cli.task_probe import SMALLER, problems_within
@@ -31,12 +31,19 @@ def is_file(name: str) -> bool:
 
 
 def asked_sources(
-    names: Sequence[str], verifier: str, columns: str, settings: str, reward: str = "", *, sandbox: bool = True
+    names: Sequence[str],
+    verifier: str,
+    columns: str,
+    settings: str,
+    reward: str = "",
+    *,
+    sandbox: bool = True,
+    judge: tuple[str, str] | None = None,
 ) -> list[TaskSpec]:
     """The sources called `names`: datasets, and files, which are read here. A file's answers are
     scored by `exact` by default. columns: a file's, `question,answer`; empty: the usual. settings:
     a dataset's, as JSON. reward: instead of a verifier, a function in a file. sandbox: as in
-    `[[tasks]]`.
+    `[[tasks]]`. judge: its address and model.
 
     Raises:
         CommandError: with a line for each mistake. A dataset's name and settings are tried only if
@@ -52,9 +59,12 @@ def asked_sources(
     if not sandbox and not reward and verifier in VERIFIERS.built_in:
         problems.append("--no-sandbox is for a reward of your own: give it with --reward")
         sandbox = True
+    if is_judged(reward or verifier) != (judge is not None):
+        asks = "asks no judge: omit --judge" if judge else "asks a judge: name its server and model, --judge URL MODEL"
+        problems.append(f"{verifier_words(reward or verifier)} {asks}")
     sources: list[TaskSpec] = []
     scored: dict[str, Any] = {"reward": reward} if Part(reward).file else {"verifier": verifier}
-    scored["sandbox"] = sandbox
+    scored |= {"sandbox": sandbox, "judge": {"url": judge[0], "model": judge[1]} if judge else {}}
     for name in names:
         try:
             sources.append(_file(name, scored, columns) if is_file(name) else TaskSpec(dataset=name))
@@ -81,9 +91,10 @@ def canonical_settings(text: str) -> str:
 def _wrong_words(verifier: str, columns: str, settings: str) -> Iterator[str]:
     if columns and not all(_columns(columns)):
         yield f"--columns {columns}: give two names, such as problem,solution"
-    for check, word in ((VERIFIERS.check, verifier), (canonical_settings, settings)):
+    checks = (lambda: VERIFIERS.check(verifier, BUILT_IN_REWARDS), lambda: canonical_settings(settings))
+    for check in checks:
         try:
-            check(word)
+            check()
         except ValueError as error:
             yield str(error)
 
@@ -107,7 +118,8 @@ def _file(path: str, scored: dict[str, Any], columns: str) -> TaskSpec:
     if columns and not (question and answer):
         source_files(path, revision)
         return TaskSpec(source="file", path=path, revision=revision)
-    if scored.get("verifier") == DEFAULT_VERIFIER or scored.get("verifier", "exact") not in VERIFIERS.names():
+    known = (*VERIFIERS.names(), *BUILT_IN_REWARDS)
+    if scored.get("verifier") == DEFAULT_VERIFIER or scored.get("verifier", "exact") not in known:
         scored = {**scored, "verifier": "exact"}
     return with_row_name(TaskSpec(source="file", path=path, revision=revision, question=question, answer=answer, **scored))
 

@@ -35,7 +35,10 @@ Columns = Annotated[str, typer.Option(help="For a file: question and answer, as 
 Settings = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
 Seed = Annotated[int, typer.Option(min=0)]
 Judge = Annotated[
-    str, typer.Option(help="How answers are scored: reasoning_gym, exact, final_number, math, or an installed verifier.")
+    str, typer.Option(help="How answers are scored: reasoning_gym, exact, final_number, math, judge, or an installed verifier.")
+]
+JudgeServer = Annotated[
+    tuple[str, str] | None, typer.Option("--judge", metavar="URL MODEL", help="The judge that the reward asks, without a key.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -91,6 +94,7 @@ def score(
         str, typer.Option("--reward", metavar="FILE.py:FUNCTION", help="Instead of a verifier, your function.")
     ] = "",
     sandbox: Annotated[bool, typer.Option("--sandbox/--no-sandbox", help="As `sandbox` in [[tasks]], for --reward.")] = True,
+    judge: JudgeServer = None,
     pass_at: Annotated[float | None, typer.Option(help="The reward from which on an answer passes.")] = None,
     columns: Columns = "",
     as_json: AsJson = False,
@@ -104,7 +108,7 @@ def score(
 
     # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
-    (source,) = asked_sources([dataset], verifier, columns, settings, reward_file, sandbox=sandbox)
+    (source,) = asked_sources([dataset], verifier, columns, settings, reward_file, sandbox=sandbox, judge=judge)
     settled = {} if source.source == "file" else {"config": json.loads(canonical_settings(settings))}
     source = source.model_copy(update={"pass_at": pass_at, **settled})
     ref, rules = _ref(source.dataset, settings, seed, index), PassRules([source])
@@ -144,6 +148,7 @@ def audit(
     settings: Settings = "{}",
     seed: Seed = 0,
     verifier: Judge = DEFAULT_VERIFIER,
+    judge: JudgeServer = None,
     columns: Columns = "",
     as_json: AsJson = False,
 ) -> None:
@@ -156,7 +161,7 @@ def audit(
     from shared.tasks.derive import dataset_names
 
     names = datasets or dataset_names()
-    sources = asked_sources(names, verifier, columns, settings)
+    sources = asked_sources(names, verifier, columns, settings, judge=judge)
     unknown = sorted({name for name in names if not is_file(name)} - set(dataset_names()))
     if unknown:
         raise CommandError(f"no dataset is called {', '.join(unknown)}: `swarm task list` lists them")

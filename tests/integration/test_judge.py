@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from typer.testing import CliRunner
 
 from shared.config import load_config
 from shared.config.task_sections import JudgeSection, TaskSpec
@@ -27,11 +28,13 @@ from shared.tasks.judging import DAY_S, Budget, Judge
 from shared.tasks.reward_calls import JudgedTask
 from shared.tasks.sandbox import JobResult, SandboxError, ScorerPool, ScoringJob
 from shared.tasks.specs import source_problems
+from swarm_cli.app import app
 from swarm_cli.toml_view import config_toml
 from tests.engines.openai_server import Behaviour, chat_answer, openai_server
 from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, until, verifier
 from tests.integration.running_verifier import scored as scored_groups
 
+REPO = Path(__file__).parents[2]
 MINE = """
 import re, time
 
@@ -348,3 +351,33 @@ async def test_a_verifier_pays_what_its_judge_says_and_takes_no_group_of_another
 def metric(registry: CollectorRegistry, name: str) -> float:
     lines = dict(line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if not line.startswith("#"))
     return float(lines[name])
+
+
+def test_an_answer_is_tried_with_a_judge_named_on_the_command_line(folder: Path) -> None:
+    score = ["task", "score", str(folder / "q.jsonl"), "--verifier", "judge", "--json", "--answer"]
+    with openai_server(Behaviour(chat=lambda body: "Grade: 8" if "Solution" in said(body) else "no idea")) as url:
+        paid = CliRunner().invoke(app, [*score, "Solution", "--judge", url, "m"])
+        unknown = CliRunner().invoke(app, [*score, "4", "--judge", url, "m"])
+    assert paid.exit_code == 0, paid.output
+    assert json.loads(paid.stdout.splitlines()[-1])["reward"] == 0.8, "a judge that is fooled is shown to be"
+    assert json.loads(unknown.stdout.splitlines()[-1])["unknown"] == "no_verdict" and "no idea" in unknown.stderr
+    without = CliRunner().invoke(app, [*score, "4"])
+    assert without.exit_code and "--judge URL MODEL" in str(without.exception)
+    needless = CliRunner().invoke(app, ["task", "score", "gcd", "--answer", "4", "--judge", "http://127.0.0.1:9/v1", "m"])
+    assert needless.exit_code and "omit --judge" in str(needless.exception)
+
+
+@pytest.mark.slow
+def test_the_page_s_blocks_of_a_judge_run_as_copied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (REPO / "docs" / "tasks.md").read_text().partition("\n## A judge\n")[2].partition("\n## ")[0]
+    (settings,), (code,) = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("toml", "python"))
+    (folder / "questions.jsonl").write_text((folder / "q.jsonl").read_text())
+    (folder / "judge.py").write_text(code)
+    monkeypatch.chdir(folder)
+    with openai_server(Behaviour(chat=lambda body: "10" if re.search("(?m)^Answer: 1$", said(body)) else "Grade: 2")) as url:
+        (folder / "node.toml").write_text(settings.replace("http://127.0.0.1:8000/v1", url))
+        (rubric_source,) = load_config(folder / "node.toml").tasks
+        own = rubric_source.model_dump(exclude={"verifier"}) | {"reward": f"{folder}/judge.py:reward"}
+        for spec, rewards in ((rubric_source, [0.2, 0.2]), (TaskSpec.model_validate(own), [1.0, 0.2])):
+            result, _ = scored(with_row_name(spec), ["1", "2"])
+            assert result.rewards == rewards
