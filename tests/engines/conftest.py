@@ -135,7 +135,10 @@ def _server(folder: Path, log_folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    template = log_folder / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     arguments = [
+        *("--chat-template", str(template)),
         *("--model", str(folder), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--max-model-len", str(CONTEXT_LENGTH), "--kv-cache-memory-bytes", str(64 * 1024**2)),
         *("--logprobs-mode", "processed_logprobs", "--enforce-eager", "--no-enable-chunked-prefill"),

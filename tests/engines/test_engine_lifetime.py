@@ -13,6 +13,10 @@ import pytest
 from services.generator.engines import EngineError, PolicyLoadError, SamplingParams, UnsupportedByEngine, create_engine
 from services.generator.engines.vllm_engine import PolicyGate
 from shared.config.generator_section import GeneratorSection
+from shared.config.task_sections import JudgeSection
+from shared.reward_files import Replies
+from shared.rewards import Mark
+from shared.tasks.judging import Judge
 from tests.engines.conftest import Run, Subject, needs_vllm
 
 
@@ -165,3 +169,22 @@ def test_a_swap_goes_before_later_calls_and_gives_up_at_its_deadline(run: Run) -
         return told
 
     assert run(story()) == ["first begins", "first ends", "swap", "second begins", "second ends"]
+
+
+@pytest.mark.parametrize("started", [pytest.param("openai-tied", marks=needs_vllm)], indirect=True)
+def test_a_real_server_is_asked_as_a_judge_and_counts_its_tokens(subject: Subject, run: Run) -> None:
+    """Its context holds 256 tokens, each a byte."""
+    assert subject.base_url is not None
+
+    async def asked() -> tuple[list[list[Replies]], int, int, int, str]:
+        judge = Judge(JudgeSection(url=str(subject.base_url), model="tiny", reply_tokens=8, timeout_s=60.0))
+        try:
+            replies = await judge.replies([[["Grade: ", "Grade it: "], int(Mark.TIMEOUT), ["x" * 1000]]])
+            return replies, judge.answered, judge.failed, judge.tokens, judge.problem
+        finally:
+            await judge.close()
+
+    ((said, mark, beyond),), answered, failed, tokens, problem = run(asked())
+    assert not isinstance(said, int) and all(said) and mark == Mark.TIMEOUT and beyond == [None]
+    assert (answered, failed) == (2, 1) and "status 400" in problem
+    assert len("Grade: Grade it: ") < tokens <= len("Grade: Grade it: ") + 2 * 8

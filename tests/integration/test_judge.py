@@ -1,6 +1,6 @@
 """Rewards that ask a judge: two functions in the sandbox, and a server that the pool's parent asks
-between them. The server is a stand-in, since no model is down, slow or expensive at will;
-`tests/engines/test_real_judge.py` asks a real one.
+between them. The server is a stand-in, since no model is down, slow or expensive at will; a test of
+engines asks a real one.
 """
 
 from __future__ import annotations
