@@ -14,7 +14,22 @@ import kubernetes_validate.utils
 import pytest
 from kubernetes_validate.utils import SchemaNotFoundError, all_versions, validate
 
-from tests.k8s.manifests import K8S, ROLES, VARIANTS, Object, build, name_of, parsed, render, with_kind
+from tests.k8s.manifests import (
+    K8S,
+    ROLES,
+    VARIANTS,
+    Object,
+    Variant,
+    build,
+    name_of,
+    node_of,
+    parsed,
+    render,
+    role_of,
+    switched,
+    with_kind,
+    workloads,
+)
 
 SCHEMAS = Path(__file__).parent / "schemas"
 # Each version is listed twice, for its folder of strict schemas too.
@@ -146,3 +161,14 @@ def test_every_component_is_in_some_variant() -> None:
     listed = "\n".join(file.read_text() for file in K8S.glob("overlays/**/kustomization.yaml"))
     for folder in sorted((K8S / "components").iterdir()):
         assert f"components/{folder.name}\n" in listed, f"{folder.name} is in no overlay, not even behind a #"
+
+
+def test_a_node_without_a_trainer_has_generator_and_verifier_and_its_services_know_it(tmp_path: Path) -> None:
+    shutil.copytree(K8S, tmp_path / "k8s")
+    on = (("nodes/beta/kustomization.yaml", "without-trainer"),)
+    objects = parsed(build(switched(Variant("single-box", on=on), tmp_path / "k8s")))
+    pods = {node: {role_of(each) for each in workloads(objects) if node_of(each) == node} for node in ("alpha", "beta")}
+    assert pods["alpha"] - pods["beta"] == {"sampler", "trainer"} and {"generator", "verifier"} <= pods["beta"]
+    assert not [name_of(each) for each in objects if node_of(each) == "beta" and role_of(each) in ("sampler", "trainer")]
+    roles = {node_of(each): each["data"].get("SWARM_NODE__ROLES") for each in objects if "-settings-" in name_of(each)}
+    assert roles == {"alpha": None, "beta": "generator,verifier"}
