@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def canonical_settings(text: str) -> str:
 def _wrong_words(verifier: str, columns: str, settings: str) -> Iterator[str]:
     if columns and not all(_columns(columns)):
         yield f"--columns {columns}: give two names, such as problem,solution"
-    checks = (lambda: VERIFIERS.check(verifier, BUILT_IN_REWARDS), lambda: canonical_settings(settings))
+    checks: list[Callable[[], str]] = [partial(VERIFIERS.check, verifier, BUILT_IN_REWARDS), partial(canonical_settings, settings)]
     for check in checks:
         try:
             check()
