@@ -38,6 +38,10 @@ from shared.transport.base import BadReference, NotConnected, StoredMessage, Tra
 RETRY_S = 1.0
 BUSY_S = 0.02
 """Pause while groups wait for their sender's turn."""
+SLOW_S = 5.0
+"""A group that has been in work for longer does not count as one of those wanted: slow groups of
+many senders must not keep a node from reading others.
+"""
 REFUNDED_BYTES = 2**20
 """If a smaller message is refused cheaply, its turns are refunded, also to the named sender, who
 may not have sent it.
@@ -96,7 +100,7 @@ class ForeignPipeline:
         self._store = store
         self._refused = RefusedMessages(figures, log, time.time(), record, lambda name: border.sender(name, time.time()).known)
         self._chunks = ClaimedChunks()
-        self._in_work: set[asyncio.Task[None]] = set()
+        self._in_work: dict[asyncio.Task[None], float] = {}
         self._in_flight = InFlightLimit()
         self._news = asyncio.Event()
 
@@ -126,7 +130,7 @@ class ForeignPipeline:
         while True:
             self._news.clear()
             for task in [task for task in self._in_work if task.done()]:
-                self._in_work.discard(task)
+                del self._in_work[task]
                 task.result()
             swarm = self._link.transport
             while swarm is not None and self._in_flight.free:
@@ -146,7 +150,7 @@ class ForeignPipeline:
         self._in_flight.take(sender, message.size_bytes)
         task = asyncio.create_task(self._admit(swarm, sender, message))
         task.add_done_callback(partial(self._finish, sender, message.size_bytes))
-        self._in_work.add(task)
+        self._in_work[task] = time.monotonic()
 
     def _finish(self, sender: str, size_bytes: int, _: object) -> None:
         self._in_flight.leave(sender, size_bytes)
@@ -171,7 +175,8 @@ class ForeignPipeline:
             await asyncio.sleep(BUSY_S)
             return True
         demand = await self._reader.wanted()
-        pending = self._waiting.in_turn(IN_WORK_PER_SENDER) + len(self._in_work) + self._store.since(demand.scored_seq)
+        lately = sum(started_s > time.monotonic() - SLOW_S for started_s in self._in_work.values())
+        pending = self._waiting.in_turn(IN_WORK_PER_SENDER) + lately + self._store.since(demand.scored_seq)
         messages, more = await self._reader.read(swarm, demand.groups, pending)
         if messages:
             await self._catch_up()

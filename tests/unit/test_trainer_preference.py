@@ -28,6 +28,8 @@ from services.trainer.selection.likelihood import (
     is_new,
     prefer,
     preferred_indices,
+    repeated_share,
+    repeats_itself,
     text_logprob,
 )
 from shared.contracts.codec import decode, encode
@@ -245,15 +247,25 @@ def group_of(*answers: Sequence[int], prompt: Sequence[int] = (1, 2, 3)) -> Toke
 
 def test_text_that_was_said_before_does_not_make_an_answer_likelier() -> None:
     said = [5, 6, 7, 8, 9]
-    assert is_new([1, 2, 3], said) == [True] * 5
-    assert is_new([1, 2, 3], [*said, *said]) == [True] * 7 + [False] * 3
-    assert is_new([*said], said) == [True] * 2 + [False] * 3
+    assert is_new([1, 2, 3], said).tolist() == [True] * 5
+    assert is_new([1, 2, 3], [*said, *said]).tolist() == [True] * 7 + [False] * 3
+    assert is_new([*said], said).tolist() == [True] * 2 + [False] * 3
+    assert is_new([1], [1]).tolist() == [True]
     once, often = group_of(said), group_of(said * 6)
     unlikely, sure = [-4.0] * 5, [-0.01] * 25
     assert text_logprob(once, [torch.tensor(unlikely)]) == pytest.approx(-4.0)
     repeated = text_logprob(often, [torch.tensor([*unlikely, *sure])])
     assert repeated < -2.8, "only the two tokens at a seam count besides what was said first"
     assert sum([*unlikely, *sure]) / 30 > -0.7, "the mean that it replaces"
+
+
+def test_a_long_text_that_says_the_same_again_repeats_itself_unless_local_answers_do() -> None:
+    assert repeats_itself(group_of([5, 6, 7, 8, 9, 4] * 9), usual=0.0)
+    assert not repeats_itself(group_of([5, 6, 7, 8, 9, 4] * 9), usual=0.6)
+    assert not repeats_itself(group_of([0] * 16), usual=0.0), "a small matrix of zeros"
+    assert not repeats_itself(group_of(list(range(10, 200))), usual=0.0)
+    assert repeated_share([group_of([5, 6, 7, 8, 9, 5, 6, 7, 8, 9])]) == pytest.approx(0.3)
+    assert repeated_share([]) == 0.0
 
 
 def test_a_group_is_mastered_by_the_probability_of_its_different_right_answers_together() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from services.trainer.gradient.importance import known_logprobs
@@ -369,7 +370,12 @@ few tokens, such as a small matrix of zeros, may.
 
 def repeated_share(groups: Sequence[TokenGroup]) -> float:
     """Mean over the groups' answers of the share of tokens that say again what was said."""
-    shares = [1.0 - fmean(is_new(group.prompt_ids, ids)) for group in groups for ids in group.completions]
+    shares = [
+        1.0 - int(new.sum()) / length
+        for group in groups
+        for new, length in zip(new_tokens(group), group.sampled_lengths, strict=True)
+        if length
+    ]
     return fmean(shares) if shares else 0.0
 
 
@@ -377,9 +383,9 @@ def repeats_itself(group: TokenGroup, usual: float) -> bool:
     """Say whether one of the group's answers repeats itself; usual: `repeated_share` of local
     answers.
     """
-    for ids in group.completions:
-        repeated = len(ids) - sum(is_new(group.prompt_ids, ids))
-        if repeated >= REPEATED_TOKENS and repeated / len(ids) > usual + REPEATED_SLACK:
+    for new, length in zip(new_tokens(group), group.sampled_lengths, strict=True):
+        repeated = length - int(new.sum())
+        if repeated >= REPEATED_TOKENS and repeated / length > usual + REPEATED_SLACK:
             return True
     return False
 
@@ -388,33 +394,36 @@ def text_logprob(group: TokenGroup, logprobs: Sequence[Tensor]) -> float:
     """Mean logprob per token of what the group's policy said, in nats, where that is new
     (`is_new`).
     """
-    kept = [
-        float(value)
-        for number, (ids, of_tokens) in enumerate(zip(group.completions, logprobs, strict=True))
-        for value, new, sampled in zip(
-            of_tokens.tolist(), is_new(group.prompt_ids, ids), group.sampled_of(number) or [True] * len(ids), strict=True
-        )
-        if new and sampled
-    ]
-    return math.fsum(kept) / len(kept)
+    kept = torch.cat([of_tokens.double()[said] for of_tokens, said in zip(logprobs, new_tokens(group), strict=True)])
+    return float(kept.mean())
 
 
-def is_new(prompt_ids: Sequence[int], ids: Sequence[int]) -> list[bool]:
+def new_tokens(group: TokenGroup) -> list[Tensor]:
+    """For each answer, which of its tokens the policy sampled and are new (`is_new`)."""
+    found = []
+    for number, ids in enumerate(group.completions):
+        sampled = group.sampled_of(number)
+        new = is_new(group.prompt_ids, ids)
+        found.append(new if sampled is None else new & torch.tensor(list(sampled), dtype=torch.bool))
+    return found
+
+
+def is_new(prompt_ids: Sequence[int], ids: Sequence[int]) -> Tensor:
     """For each token of an answer, whether it does not end a run of `NGRAM` tokens that prompt or
-    answer have said before. The first token always is new.
+    answer have said before; shape (len(ids),). The first token always is new.
 
     A pretrained model finds almost certain what has been said before, so a mean over all tokens
     rates a repeated text above an honest one.
     """
-    text = [*prompt_ids, *ids]
-    said: set[tuple[int, ...]] = set()
-    new = []
-    for end in range(1, len(text) + 1):
-        run = tuple(text[max(0, end - NGRAM) : end])
-        if end > len(prompt_ids):
-            new.append(end == len(prompt_ids) + 1 or run not in said)
-        said.add(run)
-    return new
+    text = torch.tensor([*prompt_ids, *ids], dtype=torch.int64)
+    new = torch.ones(len(text), dtype=torch.bool)
+    if len(text) >= NGRAM:
+        runs, first = text.unfold(0, NGRAM, 1), torch.full((len(text),), len(text))
+        _, kind = runs.unique(dim=0, return_inverse=True)
+        first.scatter_reduce_(0, kind, torch.arange(len(runs)), "amin")
+        new[NGRAM - 1 :] = first[kind] == torch.arange(len(runs))
+    new[len(prompt_ids)] = True
+    return new[len(prompt_ids) :]
 
 
 def _mean(values: Sequence[float]) -> float | None:
