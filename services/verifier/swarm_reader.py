@@ -128,8 +128,8 @@ class SwarmLink:
 
 MARGIN = 1.5
 """Messages read for each group wanted: some are refused, or without an advantage."""
-KEPT = 256
-"""Newest messages left unread that may still be read."""
+KEPT = 1024
+"""Newest messages that may still be read, so that a large J can use a burst."""
 SPREAD = 4
 LEAST_SPREAD = 32
 """A sample is drawn from the newest `SPREAD` times as many unread messages, at least
@@ -265,7 +265,8 @@ class SwarmReader:
             return [], True
         self._figures.border.read("ok")
         self._claimed = [seq for seq in plan.positions if seq not in arrived]
-        return self._noted([arrived[seq] for seq in plan.positions if seq in arrived]), bool(self._claimed)
+        more = bool(self._claimed) or (wanted == MAX_READ and bool(plan.unread))
+        return self._noted([arrived[seq] for seq in plan.positions if seq in arrived]), more
 
     def sent(self, seq: int) -> None:
         """This node's own message is at this position, so it is not read."""

@@ -13,7 +13,7 @@ from shared.contracts.control import IntakeCursor
 
 
 @given(
-    st.lists(st.integers(1, 10_000), unique=True, max_size=KEPT).map(sorted),
+    st.lists(st.integers(1, 10_000), unique=True, max_size=300).map(sorted),
     st.integers(0, 300),
     st.sets(st.integers(1, 10_000), max_size=20),
     st.integers(),
