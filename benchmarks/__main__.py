@@ -36,6 +36,7 @@ ROWS = {
     "policy-delta": ("benchmarks.policy", 240),
     "waiting": ("benchmarks.waiting", 300),
     "reading": ("benchmarks.reading", 500),
+    "reading-alone": ("benchmarks.reading", 240),
 }
 TARGET = Path("var/bench.md")
 

@@ -7,12 +7,15 @@ beside a busy swarm.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import re
 import shutil
 import signal
+import statistics
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable
@@ -20,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.measuring import Result, say
 from benchmarks.waiting import free_ports
+from benchmarks.workload import node_config, running_server
 from services.verifier.sharing import message_id, sign
 from shared.config import load_config
 from shared.contracts import subjects
@@ -27,12 +31,16 @@ from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup, Sampling
 from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
+from shared.runtime import ServiceContext
 from shared.tasks import TaskSource, derive_task
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
 from swarm_cli.installation import DEMO_CONFIG
+from tests.integration.running_verifier import verifier, want
 
 STEPS, IDENTITIES, PER_S = 60, 20, 40.0
+J, AHEAD, USED_PER_S = 6, 36, 2.0
+FILLING_S, USING_S = 120.0, 30.0
 TIMEOUT_S = 400.0
 RUN = "bench-reading"
 ANSWERS = 8
@@ -62,12 +70,7 @@ async def measure_reading() -> Result:
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
-    others = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.reading", "crowd", f"nats://127.0.0.1:{nats_port}", SWARM),
-        *(str(IDENTITIES), str(PER_S), str(TIMEOUT_S)),
-        stdout=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    others = await _crowd_process(f"nats://127.0.0.1:{nats_port}", TIMEOUT_S)
     pages: dict[int, str] = {}
     try:
         while node.returncode is None:
@@ -104,6 +107,77 @@ async def measure_reading() -> Result:
             f"{time.monotonic() - started:.0f} s, the start included",
         ],
     )
+
+
+async def measure_reading_alone() -> Result:
+    """A verifier in this process beside the crowd, with a sampler that only counts."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_server(Path(folder)) as server:
+            return await _alone(Path(folder), server.url)
+
+
+async def _alone(folder: Path, url: str) -> Result:
+    tasks = [spec.model_dump(include={"dataset", "weight", "config"}) for spec in load_config(DEMO_CONFIG).tasks]
+    config = node_config(
+        folder, url, nats={"node_url": url, "swarm_url": url}, tasks=tasks, sampler={"external": J}, verifier={"newcomer_groups": 0}
+    )
+    async with verifier(config, wants=0) as running:
+        others = await _crowd_process(url, FILLING_S + USING_S + 30.0)
+        try:
+            scored, used = 0, 0
+            told, filled_at, began = -1, 0.0, time.monotonic()
+            at_filling, due, due_at, delays = 0.0, 0, 0.0, list[float]()
+            while not filled_at or time.monotonic() - filled_at < USING_S:
+                scored = int(running.status.get("accepted"))
+                if not filled_at and scored >= AHEAD:
+                    filled_at, at_filling = time.monotonic(), _read(running)
+                    say(f"{AHEAD} groups accepted {filled_at - began:.1f} s after the crowd began, {at_filling:g} read")
+                if filled_at:
+                    used = min(scored, int((time.monotonic() - filled_at) * USED_PER_S))
+                wanted = max(0, math.ceil((AHEAD - scored + used) / J) * J)
+                if due_at and scored >= due:
+                    delays, due_at = [*delays, time.monotonic() - due_at], 0.0
+                if wanted != told:
+                    if filled_at and told == 0:
+                        due, due_at = scored + wanted, time.monotonic()
+                    told = wanted
+                    await want(running.node, config.node.id, wanted, scored)
+                if not filled_at and time.monotonic() - began > FILLING_S:
+                    raise RuntimeError(f"{AHEAD} groups were not accepted within {FILLING_S:.0f} s")
+                await asyncio.sleep(0.05)
+            read, accepted = _read(running), running.status.get("accepted")
+        finally:
+            others.terminate()
+            await others.wait()
+    return Result(
+        row="reading-alone",
+        measured="messages read from the swarm for each foreign group accepted, all of which are used",
+        against="(no other side)",
+        workload=f"one verifier whose sampler uses {USED_PER_S:g} groups a second of {PER_S:g} that {IDENTITIES} keys share",
+        unit="messages",
+        ratios=[read / accepted],
+        bar=1.5,
+        direction="at most",
+        product=read / accepted,
+        plain=None,
+        remarks=[
+            f"the first {AHEAD} groups: {at_filling:g} read, {filled_at - began:.1f} s from the start of the crowd",
+            f"then {read - at_filling:g} read for {used} used",
+            f"from a deficit of {J} groups to their acceptance: {statistics.median(delays or [math.nan]):.1f} s (median)",
+        ],
+    )
+
+
+async def _crowd_process(url: str, seconds: float) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.reading", "crowd", url, SWARM, str(IDENTITIES), str(PER_S), str(seconds)),
+        stdout=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _read(running: ServiceContext) -> float:
+    return running.registry.get_sample_value("swarm_ingest_read_total") or 0.0
 
 
 def _pages(ports: range) -> dict[int, str]:

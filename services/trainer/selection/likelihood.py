@@ -419,7 +419,7 @@ def is_new(prompt_ids: Sequence[int], ids: Sequence[int]) -> Tensor:
     new = torch.ones(len(text), dtype=torch.bool)
     if len(text) >= NGRAM:
         runs, first = text.unfold(0, NGRAM, 1), torch.full((len(text),), len(text))
-        _, kind = runs.unique(dim=0, return_inverse=True)
+        _, kind = runs.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
         first.scatter_reduce_(0, kind, torch.arange(len(runs)), "amin")
         new[NGRAM - 1 :] = first[kind] == torch.arange(len(runs))
     new[len(prompt_ids)] = True
