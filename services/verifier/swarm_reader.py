@@ -258,7 +258,7 @@ class SwarmReader:
         unread = [seq for seq in unread_positions(cursor, first_seq, last_seq) if seq not in self._own and seq > self._too_old]
         arrived = {} if news.first is None or news.first.seq not in unread else {news.first.seq: news.first}
         if len(unread) > wanted:
-            arrived |= await self._asked(self._by_known_senders(swarm, unread, min(ASKED_SUBJECTS, wanted // 2)))
+            arrived |= await self._asked(self._by_known_senders(swarm, unread, min(ASKED_SUBJECTS, (wanted + 1) // 2)))
         plan = plan_intake(unread, wanted, self._random, arrived)
         moved = IntakeCursor(position=max(cursor.position, last_seq), unread=list(plan.unread), readers=readers)
         if (plan.positions or last_seq) and not await self._move_cursor(moved, revision):
@@ -370,10 +370,11 @@ class SwarmReader:
         return found
 
     async def _by_known_senders(self, swarm: Transport, unread: Sequence[int], most: int) -> dict[int, StoredMessage]:
-        """An unread message of each of some senders whose groups were accepted."""
-        oldest = unread[-max(SPREAD * most, LEAST_SPREAD) :][0]
+        """The oldest unread message of each of some senders whose groups were accepted: behind a
+        flood it is not among the newest.
+        """
         known = self._random.sample(list(self._known_subjects), min(most, len(self._known_subjects)))
-        starts = [max(oldest, self._known_subjects[subject] + 1) for subject in known]
+        starts = [max(unread[0], self._known_subjects[subject] + 1) for subject in known]
         pairs = zip(known, starts, strict=True)
         found = await _answered([swarm.next(subjects.SWARM_ROLLOUTS, subject, start) for subject, start in pairs])
         return {message.seq: message for message in found if message is not None and message.seq in set(unread)}
