@@ -117,8 +117,8 @@ async def measure_reading_alone() -> Result:
 
 
 async def _alone(folder: Path, url: str) -> Result:
-    """Fill the pool, then use groups at an even rate. The sampler is a count, so that no model's speed
-    is in the figures.
+    """Fill the pool, then use groups at an even rate. The sampler is a count, so that no model's
+    speed is in the figures.
     """
     tasks = [spec.model_dump(include={"dataset", "weight", "config"}) for spec in load_config(DEMO_CONFIG).tasks]
     config = node_config(
