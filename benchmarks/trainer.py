@@ -6,6 +6,7 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from torch import Tensor
 
 from benchmarks.measuring import Result, in_turns, quotients
 from benchmarks.workload import node_config, random_batch
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import accumulate_gradients
 from services.trainer.learner import Learner
-from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.trainer.objectives.config import configured_objective
+from services.trainer.selection.intake import take_in
 from shared.config import NodeConfig
-from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Batch
 from shared.hub_models import hub_arguments
 from shared.model.loading import resolve_device, resolve_dtype
@@ -76,28 +78,24 @@ def step_learner(learner: Learner, batches: list[Batch]) -> float:
     return sum(map(completion_tokens, batches)) / (time.perf_counter() - started)
 
 
-def padded_tensors(batch: Batch, pad_token_id: int, *, left_pad_prompts: bool = False) -> dict[str, Tensor]:
+def padded_tensors(groups: Sequence[TokenGroup], pad_token_id: int) -> dict[str, Tensor]:
     """(sequences, tokens) tensors for a plain loop: every completion in its own row with a copy of
-    the prompt.
+    the prompt. All prompts have the same length.
     """
-    prompts, answers, behaviours, advantages = [], [], [], []
-    for item in batch.items:
-        group = item.scored.group
-        group_advantages = batch_advantages([item.scored.rewards], AdvantageConfig())[0]
-        for completion, advantage in zip(group.completions, group_advantages, strict=True):
-            prompts.append(torch.tensor(unpack_ids(group.prompt_ids or b"")))
-            answers.append(torch.tensor(unpack_ids(completion.token_ids or b"")))
-            behaviours.append(torch.tensor(unpack_logprobs(completion.behaviour_logprobs or b"")))
-            advantages.append(advantage)
+    places = [(group, place) for group in groups for place in range(len(group.completions))]
+    answers = [torch.tensor(list(group.completions[place])) for group, place in places]
+    behaviours = [
+        torch.tensor(list(group.behaviour_logprobs[place] or [0.0] * len(group.completions[place]))) for group, place in places
+    ]
     pad = torch.nn.utils.rnn.pad_sequence
     lengths = torch.tensor([len(answer) for answer in answers])
     completion_ids = pad(answers, batch_first=True, padding_value=pad_token_id)
     return {
-        "prompt_ids": torch.stack(prompts),
+        "prompt_ids": torch.tensor([list(group.prompt_ids) for group, _ in places]),
         "completion_ids": completion_ids,
         "mask": torch.arange(completion_ids.shape[1]) < lengths.unsqueeze(1),
         "behaviour": pad(behaviours, batch_first=True),
-        "advantages": torch.tensor(advantages, dtype=torch.float32),
+        "advantages": torch.tensor([group.advantages[place] for group, place in places]),
     }
 
 
@@ -126,9 +124,9 @@ class BareLoop:
         self._trainer = trainer
         self._clip_low, self._clip_high = configured_objective(config).objective.clip
 
-    def tensors(self, batch: Batch) -> dict[str, Tensor]:
+    def tensors(self, groups: Sequence[TokenGroup]) -> dict[str, Tensor]:
         """Made before the clock starts."""
-        return {name: tensor.to(self._device) for name, tensor in padded_tensors(batch, self._pad_token_id).items()}
+        return {name: tensor.to(self._device) for name, tensor in padded_tensors(groups, self._pad_token_id).items()}
 
     def loss(self, rows: dict[str, Tensor]) -> Tensor:
         """DAPO's token mean with truncated importance weights, including clipping although the
@@ -168,7 +166,7 @@ async def measure_trainer_loop() -> Result:
         learner = Learner(config)
         bare = BareLoop(config, pad_token_id=0)
         batches = {turn: batches_for(learner, 1 + turn * STEPS_A_TURN, STEPS_A_TURN) for turn in range(PAIRS + 1)}
-        rows = {turn: [bare.tensors(batch) for batch in made] for turn, made in batches.items()}
+        rows = {turn: [bare.tensors(take_in(batch, learner.rules).groups) for batch in made] for turn, made in batches.items()}
         # Both sides start from the same weights, so the first loss and gradient agree if the work
         # is the same.
         difference = abs(_first_gradient(learner, batches[0][0]) - _bare_gradient(bare, rows[0][0]))
@@ -200,9 +198,6 @@ async def measure_trainer_loop() -> Result:
 
 
 def _first_gradient(learner: Learner, batch: Batch) -> float:
-    from services.trainer.gradient.update import accumulate_gradients
-    from services.trainer.selection.intake import take_in
-
     accumulate_gradients(learner.model, take_in(batch, learner.rules).groups, learner.update_config)
     return _norm_and_clear(learner.model)
 
@@ -273,9 +268,9 @@ class Trl:
         self.trainer._prepare_inputs = lambda inputs: inputs
         self._pad_token_id = int(tokenizer.pad_token_id or 0)
 
-    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+    def inputs(self, groups: Sequence[TokenGroup]) -> dict[str, Tensor]:
         """Made before the clock starts."""
-        rows = padded_tensors(batch, self._pad_token_id)
+        rows = padded_tensors(groups, self._pad_token_id)
         mask = rows["mask"].to(torch.int64)
         return {
             "prompt_ids": rows["prompt_ids"],
@@ -306,7 +301,7 @@ async def measure_trainer_trl() -> Result:
         trl = Trl(config, Path(name))
         learner = Learner(config)
         batches = {turn: batches_for(learner, 1 + turn * STEPS_A_TURN, STEPS_A_TURN) for turn in range(PAIRS + 1)}
-        inputs = {turn: [trl.inputs(batch) for batch in made] for turn, made in batches.items()}
+        inputs = {turn: [trl.inputs(take_in(batch, learner.rules).groups) for batch in made] for turn, made in batches.items()}
         before = {name: value.detach().clone() for name, value in trl.trainer.model.named_parameters()}
 
         async def product(turn: int) -> float:

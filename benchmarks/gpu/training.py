@@ -21,6 +21,7 @@ from benchmarks.trainer import BareLoop, completion_tokens
 from benchmarks.workload import node_config, node_plane, random_batch, running_server
 from services.trainer.checkpoint import CheckpointStore, PolicyVersion, TrainedModel
 from services.trainer.learner import Learner
+from services.trainer.selection.intake import take_in
 from services.trainer.torchrun import Place, Sharded, join
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
@@ -64,10 +65,11 @@ def _speed(setting: Setting, name: str, folder: Path) -> list[Finding]:
     tokens = sum(map(completion_tokens, made))
     vocabulary = learner.rules.vocabulary_size
     ours, our_peak = _timed(setting, partial(_steps, learner, made), tokens, turns)
+    sequences = [take_in(batch, learner.rules).groups for batch in made]
     # Its memory must be free before the other side's peak is measured.
     del learner
     bare = BareLoop(config, pad_token_id=0)
-    rows = [bare.tensors(batch) for batch in made]
+    rows = [bare.tensors(groups) for groups in sequences]
     theirs, their_peak = _timed(setting, partial(bare.steps, rows), tokens, turns)
     ratio = statistics.median(ours) / statistics.median(theirs)
     found = [

@@ -15,7 +15,7 @@ import json
 import os
 import pickle
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,11 +34,15 @@ from shared.run_records import CHECKPOINT, checkpoint_steps
 class LearnerState:
     """The part of a checkpoint that belongs to the learner. `optimizer` and `random` are plain
     containers of tensors and numbers.
+
+    recent_norms: by which the gradients of foreign groups are bounded
+    (`services.trainer.gradient.bounded_step`).
     """
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     random: dict[str, Tensor]
+    recent_norms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +310,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     payloads = {name: _read_checked(folder / name, manifest.sums.get(name, "")) for name in (WEIGHTS, OPTIMIZER)}
     try:
         rest = torch.load(io.BytesIO(payloads[OPTIMIZER]), weights_only=True, map_location="cpu")
-        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"])
+        recent_norms = rest.get("recent_norms", [])
+        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"], recent_norms)
     except (pickle.UnpicklingError, RuntimeError, KeyError, ValueError, EOFError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: cannot be decoded ({error})") from None
     return Checkpoint(folder, manifest.position, manifest.model, state, manifest.made_by)
@@ -315,7 +320,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _write(folder: Path, state: LearnerState, position: PolicyVersion, model: TrainedModel, made_by: str) -> None:
     """Write the files into `folder`, the manifest last, with their checksums and its own."""
     rest = io.BytesIO()
-    torch.save({"optimizer": state.optimizer, "random": state.random}, rest)
+    torch.save({"optimizer": state.optimizer, "random": state.random, "recent_norms": state.recent_norms}, rest)
     payloads = {WEIGHTS: serialize(state.weights), OPTIMIZER: rest.getvalue()}
     for name, payload in payloads.items():
         _write_file(folder / name, payload)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -22,12 +23,29 @@ from torch import Tensor
 from services.trainer.checkpoint import LearnerState
 from services.trainer.gradient.bounded_step import InfluenceRules, Update, UpdateRecord, bounded_gradients
 from services.trainer.gradient.forward import plain_rows_reason
-from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs, with_masks
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import (
+    BatchLogprobs,
+    FirstPass,
+    KnownLogprobs,
+    UpdateConfig,
+    are_known,
+    batch_logprobs,
+    with_masks,
+)
 from services.trainer.parallel import ALONE, Parallel, split_optimizer_state, whole_optimizer_state
 from services.trainer.policy_model import load_policy_model, load_reference_model, separate_head
 from services.trainer.records import PhaseSeconds, StepRecord, trained_groups, trained_of
 from services.trainer.selection.intake import Intake, IntakeRules, take_in
-from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, prefer
+from services.trainer.selection.likelihood import (
+    AbsurdTextRules,
+    drop_absurd,
+    groups_to_check,
+    least_logprob,
+    local_means,
+    prefer,
+    without_absurd,
+)
 from shared.config import NodeConfig
 from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch
@@ -145,6 +163,7 @@ class Learner:
         self._reference = load_reference_model(config, policy, parallel) if self.update_config.objective.needs_reference else None
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = self._new_optimizer()
+        self._recent_norms: list[float] = []
         self.trained: list[dict[str, Any]] = []
         """What became of each group of the last step's batch (`services.trainer.records`)."""
 
@@ -156,10 +175,12 @@ class Learner:
         known: KnownLogprobs = {}
         preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel, known)
         taken = take_in(preferred.batch, self.rules)
-        intake, absurd = drop_absurd(self.model, taken, self.update_config, self._absurd_text, batch.seed, self._parallel, known)
+        intake, absurd, first = self._checked(taken, batch.seed, known)
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
-        updates = self._updates(intake, known)
+        updates = self._updates(intake.groups, known, first)
+        if first is not None and first.checked:
+            intake, absurd = without_absurd(intake, first.kept)
         gradients = [update.gradient for update in updates]
         self.trained = trained_groups(batch, preferred.batch, intake, gradients, self.update_config)
         return StepRecord(
@@ -201,7 +222,7 @@ class Learner:
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         whole = self._parallel.whole
         optimizer = whole_optimizer_state(self._optimizer.state_dict(), whole)
-        return LearnerState(trainable_tensors(self.model, whole), optimizer, random)
+        return LearnerState(trainable_tensors(self.model, whole), optimizer, random, self._recent_norms)
 
     def restore(self, state: LearnerState) -> None:
         """Continue from `state`.
@@ -214,17 +235,38 @@ class Learner:
         load_trainable(self.model, state.weights, part)
         numbered = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         self._optimizer.load_state_dict(split_optimizer_state(state.optimizer, numbered, part))
+        self._recent_norms = state.recent_norms
         torch.set_rng_state(state.random["cpu"])
         if self._device.type == "cuda" and "cuda" in state.random:
             torch.cuda.set_rng_state(state.random["cuda"], self._device)
 
-    def _updates(self, intake: Intake, known: KnownLogprobs) -> list[Update]:
-        groups, config = intake.groups, self.update_config
+    def _checked(self, taken: Intake, seed: int, known: KnownLogprobs) -> tuple[Intake, Counter[str], FirstPass | None]:
+        """Drop absurd answers, or have the first update do it: what it finds out besides the
+        gradient. So no text is computed twice before the weights move.
+        """
+        config, several = self.update_config, self._config.updates_per_batch > 1
+        checked = groups_to_check(taken, config, self._absurd_text, seed)
+        if self._first_pass_tells and not are_known([taken.groups[number] for number in checked], known):
+            return taken, Counter(), FirstPass(checked, least_logprob(local_means(taken.groups), self._absurd_text))
+        intake, absurd = drop_absurd(self.model, taken, config, self._absurd_text, seed, self._parallel, known)
+        return intake, absurd, FirstPass() if several and self._first_pass_tells else None
+
+    @property
+    def _first_pass_tells(self) -> bool:
+        """Say whether the first update can find the policy's logprobs. Not with dropout, which
+        makes it another policy, nor where they decide what the loss of other answers is.
+        """
+        config = self.update_config
+        related = config.needs_proximal or config.objective.needs_reference or config.objective.objective.uses_group_likelihood
+        return not related and not (self._config.lora.rank and self._config.lora.dropout)
+
+    def _updates(self, groups: Sequence[TokenGroup], known: KnownLogprobs, first: FirstPass | None) -> list[Update]:
+        config = self.update_config
         started = time.perf_counter()
         proximal: BatchLogprobs | None = None
         reference: BatchLogprobs | None = None
         # Only these show what is dropped for its likelihood, which must not count in the divisor.
-        if self._config.updates_per_batch > 1 or config.needs_proximal:
+        if first is None and (self._config.updates_per_batch > 1 or config.needs_proximal):
             proximal = batch_logprobs(self.model, groups, config, self._parallel, counted=True, known=known)
         if self._reference is not None:
             reference = batch_logprobs(self._reference, groups, config, self._parallel)
@@ -233,9 +275,11 @@ class Learner:
         for _ in range(self._config.updates_per_batch):
             if config.objective.objective.keeps is not None:  # what it masks changes with the policy
                 current = batch_logprobs(self.model, groups, config, self._parallel) if updates else proximal
-                intake = replace(intake, groups=with_masks(groups, config, current))
-            update = self._update(intake, proximal, reference, before_s)
+                groups = with_masks(groups, config, current)
+            update = self._update(groups, proximal, reference, before_s, first)
             updates.append(update)
+            if first is not None:
+                groups, proximal, first = first.groups, first.logprobs, None
             before_s = 0.0
             if not update.moved:
                 break
@@ -244,7 +288,14 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return updates
 
-    def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> Update:
+    def _update(
+        self,
+        groups: Sequence[TokenGroup],
+        proximal: BatchLogprobs | None,
+        reference: BatchLogprobs | None,
+        before_s: float,
+        first: FirstPass | None,
+    ) -> Update:
         """One optimizer update. If the norm of the gradient is not finite the weights stay
         unchanged, because AdamW's moments would carry the infinity into every later step.
         `before_s` is the time that the batch took before its first update.
@@ -253,13 +304,16 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         gradient = bounded_gradients(
             self.model,
-            intake.groups,
+            groups,
             self.update_config,
             self._influence,
             proximal=proximal,
             reference=reference,
             parallel=self._parallel,
+            first=first,
+            recent=self._recent_norms,
         )
+        self._recent_norms = gradient.recent
         computed = time.perf_counter()
         grad_norm, moved = 0.0, False
         if any(parameter.grad is not None for parameter in self._parameters):

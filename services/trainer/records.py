@@ -183,7 +183,7 @@ def trained_groups(
     step have them.
     """
     preferred = {item.scored.group_id for item in kept.items}
-    number_of = {group_id: number for number, (_, group_id) in enumerate(intake.authors)}
+    number_of = {group_id: number for number, (_, group_id) in enumerate(intake.authors) if group_id not in intake.skipped_of}
     found = []
     for item in batch.items:
         scored = item.scored

@@ -289,6 +289,7 @@ def pack_state(state: LearnerState) -> bytes:
         "weights": {name: _outline(value) for name, value in state.weights.items()},
         "optimizer": whole_optimizer_state(state.optimizer, _outline),
         "random": state.random,
+        "recent_norms": state.recent_norms,
     }
     torch.save(outline, packed)
     return packed.getvalue()
@@ -297,7 +298,7 @@ def pack_state(state: LearnerState) -> bytes:
 def unpack_state(packed: bytes) -> LearnerState:
     """Inverse of `pack_state`; tensors with more than one number have a shape and no content."""
     outline = torch.load(io.BytesIO(packed), weights_only=True)
-    return LearnerState(outline["weights"], outline["optimizer"], outline["random"])
+    return LearnerState(**outline)
 
 
 def _outline(tensor: Tensor) -> Tensor:

@@ -158,17 +158,10 @@ class TrainerConstants(Section):
         "usual group's; 0: no limit. The demo's tasks differ by a factor of 4.",
     )
     foreign_norm_factor: float = Field(
-        2.0,
+        2.5,
         ge=0,
-        description="A foreign group whose gradient norm is more than this many times the typical group's is scaled down to the "
-        "typical norm, but only when foreign gradients are out of proportion (foreign_norm_proportion). 0: never. Honest groups "
-        "of models/base stay within 1.8 in nine of ten batches.",
-    )
-    foreign_norm_proportion: float = Field(
-        1.5,
-        ge=0,
-        description="The gradient of each foreign group is measured separately if the norm of all of them together is this many "
-        "times that of as many local groups. A lower value is stricter, and costs two more passes over them in more steps.",
+        description="A foreign group whose gradient norm is more than this many times the mean of the last 16 local groups' "
+        "is scaled down to it. 0: never. Of honest nodes' steps this changes about one in a hundred.",
     )
     importance_cap: float = Field(
         2.0, gt=0, description="Upper limit of the importance weight between engine and trainer, so that no single token dominates."

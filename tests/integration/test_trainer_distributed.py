@@ -54,10 +54,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "token_budget": 64,
         "constants": {"policy_check_fraction": 1.0, "min_foreign_logprob": -6.0},
     },
-    "foreign groups measured one by one": {
+    "foreign groups checked and bounded in the pass": {
         "updates_per_batch": 2,
         "token_budget": 64,
-        "constants": {"foreign_norm_factor": 0.5, "foreign_norm_proportion": 0.0},
+        "constants": {"foreign_norm_factor": 0.5, "min_foreign_logprob": -7.0},
     },
     "adapters": {"lora": {"rank": 2}, "gradient_checkpointing": True, "objective": "gspo"},
 }
@@ -80,7 +80,8 @@ def test_two_processes_train_the_policy_of_one(model: Path, batches: list[Batch]
                 expected = getattr(one, name)
                 assert getattr(ours, name) == (None if expected is None else pytest.approx(expected, rel=1e-4, abs=floor)), name
     assert together.records[0].grad_norm == pytest.approx(alone.records[0].grad_norm, rel=1e-6)
-    assert any(record.groups_bounded for record in alone.records) or "foreign_norm_factor" not in SETTINGS[setting]
+    for name, constant in (("groups_bounded", "foreign_norm_factor"), ("answers_absurd", "min_foreign_logprob")):
+        assert any(getattr(record, name) for record in alone.records) or constant not in SETTINGS[setting].get("constants", {})
     base = flat(train_alone(config, []).policy)
     assert (flat(together.policy) - flat(alone.policy)).norm() <= 1e-4 * (flat(alone.policy) - base).norm()
     assert same_layout(together.state, alone.state)
@@ -245,4 +246,4 @@ def mapped(state: LearnerState, change: Callable[[object], object]) -> object:
             return {key: walk(inner) for key, inner in value.items()}
         return [walk(inner) for inner in value] if isinstance(value, list) else change(value)
 
-    return [walk(part) for part in (state.weights, state.optimizer, state.random)]
+    return [walk(part) for part in (state.weights, state.optimizer, state.random, len(state.recent_norms))]

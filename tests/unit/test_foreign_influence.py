@@ -11,6 +11,7 @@ is no larger than theirs (docs/security.md).
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -28,13 +29,13 @@ from services.trainer.gradient.bounded_step import (
     BoundedGradient,
     InfluenceRules,
     bounded_gradients,
-    foreign_scales,
-    out_of_proportion,
     token_shares,
+    usual_norm,
 )
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import accumulate_gradients, accumulate_part, step_normaliser
 from services.trainer.learner import Learner
+from services.trainer.objectives.token_loss import divisor
 from services.trainer.selection.intake import Intake, take_in
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup
@@ -51,10 +52,12 @@ class Step:
     intake: Intake
 
 
-def step_of(learner: Learner, groups: Sequence[ScoredGroup], rules: InfluenceRules | None = None) -> Step:
+def step_of(
+    learner: Learner, groups: Sequence[ScoredGroup], rules: InfluenceRules | None = None, recent: Sequence[float] = ()
+) -> Step:
     intake = take_in(batch_of(1, groups), learner.rules)
     learner.model.zero_grad(set_to_none=True)
-    bounded = bounded_gradients(learner.model, intake.groups, learner.update_config, rules or learner._influence)
+    bounded = bounded_gradients(learner.model, intake.groups, learner.update_config, rules or learner._influence, recent=recent)
     return Step(_gradient(learner), bounded, intake)
 
 
@@ -194,11 +197,13 @@ def test_within_its_bounds_a_gradient_is_the_plain_sum_bit_for_bit(learner: Lear
         found = step_of(learner, honest_batch(seed, count=8))
         groups = [replace_share(group) for group in found.intake.groups]
         normaliser = step_normaliser(groups, learner.update_config)
-        learner.model.zero_grad(set_to_none=True)
-        for part in (True, False):
-            numbers = [number for number, group in enumerate(groups) if group.is_local is part]
+        total = torch.zeros_like(found.gradient)
+        local = [number for number, group in enumerate(groups) if group.is_local]
+        for numbers in (local, *([number] for number in range(len(groups)) if number not in local)):
+            learner.model.zero_grad(set_to_none=True)
             accumulate_part(learner.model, groups, numbers, learner.update_config, normaliser)
-        assert torch.equal(found.gradient, _gradient(learner))
+            total += _gradient(learner)
+        assert torch.equal(found.gradient, total)
 
 
 def replace_share(group: TokenGroup) -> TokenGroup:
@@ -215,7 +220,9 @@ def test_a_batch_of_local_groups_has_the_gradient_it_always_had(learner: Learner
     assert found.bounded.foreign_norm is None and found.bounded.local_norm == pytest.approx(float(found.gradient.norm()), rel=1e-4)
 
 
-def passes_with_gradient(learner: Learner, groups: Sequence[ScoredGroup], monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], Step]:
+def passes_with_gradient(
+    learner: Learner, groups: Sequence[ScoredGroup], monkeypatch: pytest.MonkeyPatch, recent: Sequence[float] = ()
+) -> tuple[set[int], Step]:
     """How often a step passed each of its groups through the model with a gradient."""
     passes: Counter[int] = Counter()
 
@@ -224,39 +231,49 @@ def passes_with_gradient(learner: Learner, groups: Sequence[ScoredGroup], monkey
         return accumulate_part(model, groups, numbers, *rest, **named)
 
     monkeypatch.setattr(bounded_step, "accumulate_part", counted)
-    # No honest group here is beyond this bound.
-    found = step_of(learner, groups, InfluenceRules(factor=4.0))
+    found = step_of(learner, groups, recent=recent)
     monkeypatch.undo()
     return set(passes.values()), found
 
 
-def test_where_no_local_group_pulls_each_foreign_group_is_computed_once_and_again_only_if_one_is_scaled(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    foreign = [replace_origin(each) for each in honest_batch(0, count=6)]
-    passes, found = passes_with_gradient(learner, foreign, monkeypatch)
-    assert found.bounded.scales == {} and passes == {1}
-    learner.model.zero_grad(set_to_none=True)
-    accumulate_gradients(learner.model, found.intake.groups, learner.update_config)
-    assert torch.allclose(found.gradient, _gradient(learner), rtol=1e-4, atol=1e-6)
-    assert found.bounded.foreign_norm == pytest.approx(float(_gradient(learner).norm()), rel=1e-4)
-
-    passes, found = passes_with_gradient(learner, [*foreign, hostile(learner, "as long as allowed")], monkeypatch)
-    (number,) = found.bounded.scales
-    assert found.intake.authors[number][0] == "mallory" and passes == {2}
+def scaled_sum(learner: Learner, found: Step) -> Tensor:
+    """The gradient of a step whose scales are known, computed at once."""
     groups = [
         replace(group, weight=group.weight * found.bounded.scales.get(index, 1.0))
         for index, group in enumerate(found.intake.groups)
     ]
     learner.model.zero_grad(set_to_none=True)
-    accumulate_part(
-        learner.model,
-        groups,
-        range(len(groups)),
-        learner.update_config,
-        step_normaliser(found.intake.groups, learner.update_config),
-    )
-    assert torch.allclose(found.gradient, _gradient(learner), rtol=1e-4, atol=1e-6)
+    normaliser = step_normaliser(found.intake.groups, learner.update_config)
+    accumulate_part(learner.model, groups, range(len(groups)), learner.update_config, normaliser)
+    return _gradient(learner)
+
+
+@pytest.mark.parametrize("kind", [None, "as long as allowed"])
+def test_each_group_is_computed_once_with_a_gradient_whatever_it_does(
+    learner: Learner, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [*honest_batch(0), *([hostile(learner, kind)] if kind else [])]
+    passes, found = passes_with_gradient(learner, groups, monkeypatch)
+    assert passes == {1} and len(found.bounded.scales) == (kind is not None)
+    assert torch.allclose(found.gradient, scaled_sum(learner, found), rtol=1e-4, atol=1e-6)
+
+    alone = [replace_origin(each) for each in groups]
+    passes, without_local = passes_with_gradient(learner, alone, monkeypatch, recent=found.bounded.recent)
+    assert passes == {1} and len(without_local.bounded.scales) == (kind is not None)
+    assert without_local.bounded.local_norm is None and without_local.bounded.recent == found.bounded.recent
+    assert torch.allclose(without_local.gradient, scaled_sum(learner, without_local), rtol=1e-4, atol=1e-6)
+
+
+def test_a_node_without_any_local_gradient_yet_computes_foreign_groups_twice_only_if_one_is_scaled(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = [replace_origin(each) for each in honest_batch(0, count=6)]
+    passes, found = passes_with_gradient(learner, foreign[:4], monkeypatch)
+    assert found.bounded.scales == {} and passes == {1} and len(found.bounded.recent) == 1
+    passes, found = passes_with_gradient(learner, [*foreign, hostile(learner, "as long as allowed")], monkeypatch)
+    (number,) = found.bounded.scales
+    assert found.intake.authors[number][0] == "mallory" and passes == {2}
+    assert torch.allclose(found.gradient, scaled_sum(learner, found), rtol=1e-4, atol=1e-6)
 
 
 def replace_origin(group: ScoredGroup) -> ScoredGroup:
@@ -275,10 +292,16 @@ def test_the_norms_with_and_without_foreign_groups_are_those_of_the_parts(learne
     found = step_of(learner, honest)
     groups, config = found.intake.groups, learner.update_config
     normaliser = step_normaliser(groups, config)
-    for local, norm in ((True, found.bounded.local_norm), (False, found.bounded.foreign_norm)):
+
+    def norm(numbers: Sequence[int]) -> float:
         learner.model.zero_grad(set_to_none=True)
-        accumulate_part(learner.model, groups, [n for n, g in enumerate(groups) if g.is_local is local], config, normaliser)
-        assert norm == pytest.approx(float(_gradient(learner).norm()), rel=1e-4)
+        accumulate_part(learner.model, groups, numbers, config, normaliser)
+        return float(_gradient(learner).norm())
+
+    local = [number for number, group in enumerate(groups) if group.is_local]
+    alone = [norm([number]) for number in range(len(groups)) if number not in local]
+    assert found.bounded.local_norm == pytest.approx(norm(local), rel=1e-4)
+    assert found.bounded.foreign_norm == pytest.approx(math.sqrt(sum(each**2 for each in alone)), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -377,8 +400,6 @@ def test_what_the_sequence_mask_drops_leaves_the_step_as_if_it_had_not_come(tmp_
 
 # The arithmetic.
 
-RULES = InfluenceRules(proportion=1.5, factor=2.0)
-
 
 def tokens(*lengths: int, local: bool) -> TokenGroup:
     return TokenGroup(
@@ -398,18 +419,16 @@ def test_a_foreign_group_counts_for_no_more_tokens_than_a_few_usual_ones() -> No
     assert token_shares([], 4.0, []) == []
 
 
-def test_the_foreign_part_is_out_of_proportion_beyond_what_as_many_local_groups_would_give() -> None:
-    assert not out_of_proportion(RULES, 1.0, 2, 2.59, 6)
-    assert out_of_proportion(RULES, 1.0, 2, 2.61, 6)
-    assert out_of_proportion(RULES, 1.0, 2, float("nan"), 6)
-    assert out_of_proportion(RULES, 0.0, 0, 1.0, 2), "nothing says what is usual"
-    assert not out_of_proportion(RULES, 1.0, 2, 0.0, 0)
-    assert not out_of_proportion(InfluenceRules(), 1.0, 2, 1e9, 6), "off"
+def test_a_group_beyond_the_bound_counts_as_a_usual_one() -> None:
+    rules = InfluenceRules(factor=2.0)
+    assert [rules.scale(norm, 1.0) for norm in (0.5, 2.0, 2.5, 100.0)] == pytest.approx([1.0, 1.0, 0.4, 0.01])
+    assert [rules.scale(norm, 1.0) for norm in (math.nan, math.inf)] == [0.0, 0.0]
 
 
-def test_a_group_beyond_the_bound_counts_as_a_typical_one_and_the_fewer_do_not_move_what_is_typical() -> None:
-    assert foreign_scales(RULES, 2.0**0.5, 2, [1.0, 2.0, 2.5, 100.0]) == pytest.approx([1.0, 1.0, 0.4, 0.01])
-    assert foreign_scales(RULES, 0.0, 0, [1.0, 1e-9, 1.5, 1e9]) == pytest.approx([1.0, 1.0, 1.0, 1e-9])
-    assert foreign_scales(RULES, 0.0, 0, [float("nan"), 1.0]) == [0.0, 1.0]
-    assert foreign_scales(RULES, 1.0, 1, [1e-9, 1e-9, 1e-9, 1.5]) == [1.0, 1.0, 1.0, 1.0], "tiny ones silence nobody"
-    assert foreign_scales(RULES, float("nan"), 1, [float("inf")]) == [0.0]
+def test_what_is_usual_is_the_mean_of_the_last_local_groups(learner: Learner) -> None:
+    assert usual_norm([]) is None and usual_norm([3.0, 4.0]) == pytest.approx(math.sqrt(12.5))
+    found = step_of(learner, honest_batch(0), recent=[1.0] * 20)
+    size = divisor(learner.update_config.objective, step_normaliser(found.intake.groups, learner.update_config))
+    assert found.bounded.local_norm is not None
+    local = found.bounded.local_norm / math.sqrt(2) * size
+    assert found.bounded.recent == pytest.approx([1.0] * 14 + [local] * 2)

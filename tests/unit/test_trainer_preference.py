@@ -39,7 +39,7 @@ from tests.integration.trainer_life import batch_of, node_config, scored_group, 
 SENDERS = ("beta", "beta", "gamma", "gamma", "delta", "delta")
 
 
-def new_learner(folder: Path, **trainer: int) -> Learner:
+def new_learner(folder: Path, **trainer: Any) -> Learner:
     model = tiny_policy(folder / "tiny")
     return Learner(node_config(model, model.parent, trainer={"learning_rate": 1e-3, **trainer}))
 
@@ -109,7 +109,8 @@ def test_the_groups_nearest_to_the_policy_or_farthest_from_it_are_kept(learner: 
 
 
 def test_a_step_trains_on_the_chosen_groups_as_if_no_other_had_come(tmp_path: Path) -> None:
-    choosing, told = new_learner(tmp_path), new_learner(tmp_path)
+    # Adam must not magnify rounding: the one checks the groups beforehand, the other in its pass.
+    choosing, told = (new_learner(tmp_path, adam_eps=1e-3) for _ in range(2))
     batch = candidates(choosing, "near")
     chosen = prefer(choosing.model, batch, choosing.rules, choosing.update_config).batch
     record, expected = choosing.step(batch), told.step(replace(chosen, preference=None))
@@ -119,13 +120,13 @@ def test_a_step_trains_on_the_chosen_groups_as_if_no_other_had_come(tmp_path: Pa
     assert (expected.groups_external, expected.groups_left_out, expected.logprob_external) == (2, 0, None)
     assert record.reward_external == expected.reward_external
     after = told.policy()
-    assert all(torch.equal(value, after[name]) for name, value in choosing.policy().items())
+    assert all(torch.allclose(value, after[name], rtol=0.0, atol=1e-7) for name, value in choosing.policy().items())
 
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_no_text_is_scored_twice_under_the_same_weights(tmp_path: Path, updates: int) -> None:
-    """Candidates are scored to be chosen, chosen ones to be checked, and what is trained on as the
-    proximal policy: all before the weights move.
+    """Candidates are scored to be chosen. That serves the check of the chosen ones, and the first
+    update gives the proximal policy of the second.
     """
     choosing = new_learner(tmp_path, updates_per_batch=updates)
     plain, positions = choosing.model.forward, 0
@@ -137,9 +138,8 @@ def test_no_text_is_scored_twice_under_the_same_weights(tmp_path: Path, updates:
 
     choosing.model.forward = counted
     batch = candidates(choosing, "near")
-    for origin in ("external", "local") if updates > 1 else ("external",):
-        items = [item for item in batch.items if item.scored.origin == origin]
-        batch_logprobs(choosing.model, take_in(replace(batch, items=items), choosing.rules).groups, choosing.update_config)
+    items = [item for item in batch.items if item.scored.origin == "external"]
+    batch_logprobs(choosing.model, take_in(replace(batch, items=items), choosing.rules).groups, choosing.update_config)
     needed, positions = positions, 0
     assert choosing.step(batch).groups_left_out == 4 and positions == needed
 

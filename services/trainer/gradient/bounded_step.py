@@ -1,29 +1,25 @@
-"""The gradient of a step: local groups first, then the foreign ones, measured separately, and
-bounded if necessary.
+"""The gradient of a step: local groups, then each foreign group alone, bounded as it is added.
 
 There are two bounds on what one foreign group can contribute. *Share*: in objectives that divide by
 tokens, a group far longer than the others counts for at most `factor` times the usual number of
 tokens, in the loss and in the divisor, so that it neither outweighs nor dilutes them. *Gradient*:
 length says little about it, because text that the policy finds absurd has gradients a hundred times
-those of text it might have produced. While the foreign part of the gradient is in proportion to the
-local part, nothing is changed: the gradient is the plain sum of the micro-batches. If it is not,
-every foreign group's gradient is measured alone, and one beyond `factor` times a typical group is
-scaled down to a typical one. That costs two more passes over the foreign groups, only in such
-steps. Where no local group moves the policy there is nothing to be in proportion to: each foreign
-group is measured as it is added, and a second pass is made only if one is scaled down. While there
-are both local and foreign groups, a second copy of the gradients is kept.
+those of text it might have produced. Every group goes through the model once. A foreign group whose
+gradient is beyond `factor` times a usual one is scaled down to a usual one. While there are foreign
+groups, a second copy of the gradients is kept.
+
+What is usual follows from the last `RECENT_GROUPS` local groups, because a step has few of them and
+often none that moves the policy. Only a node that has never had one takes the median of the foreign
+groups of its first step, and computes them twice if that scales one down.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -33,37 +29,43 @@ from services.trainer.gradient.update import (
     AnswerPlace,
     AnswerUse,
     BatchLogprobs,
+    FirstPass,
     GradientPart,
     UpdateConfig,
     UpdateStats,
     accumulate_part,
     step_normaliser,
 )
-from services.trainer.objectives.token_loss import Normaliser
+from services.trainer.objectives.token_loss import Normaliser, divisor
 from services.trainer.parallel import ALONE, Parallel
 from shared.config.trainer_section import TrainerSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceRules:
-    """proportion: the foreign part's norm may be this many times the norm that as many groups like
-    the local ones would give.
-
-    factor: if foreign groups are then measured alone, those beyond this many times a typical
-    group's norm are scaled down to it; inf: nothing is measured.
+    """factor: a foreign group whose gradient's norm is more than this many times a usual group's is
+    scaled down to it; inf: nothing is measured.
     """
 
-    proportion: float = 1.5
     factor: float = math.inf
 
     @classmethod
     def of(cls, trainer: TrainerSection) -> InfluenceRules:
         """The bound of a node's configuration; 0 there means none."""
-        return cls(proportion=trainer.constants.foreign_norm_proportion, factor=trainer.constants.foreign_norm_factor or math.inf)
+        return cls(factor=trainer.constants.foreign_norm_factor or math.inf)
 
     @property
     def is_on(self) -> bool:
         return math.isfinite(self.factor)
+
+    def scale(self, norm: float, usual: float) -> float:
+        """The factor on a foreign group's gradient, given its norm and a usual group's: 1 up to the
+        bound; beyond it, what makes the norm usual, so that exceeding the bound gains nothing; 0 if
+        the norm is not finite.
+        """
+        if not math.isfinite(norm):
+            return 0.0
+        return 1.0 if norm <= self.factor * usual else usual / norm
 
 
 def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[float]) -> list[float]:
@@ -85,52 +87,24 @@ def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[flo
     ]
 
 
-def out_of_proportion(
-    rules: InfluenceRules, local_norm: float, local_groups: int, foreign_norm: float, foreign_groups: int
-) -> bool:
-    """Say whether the foreign groups must be measured one by one; always if there is no local group
-    to compare with.
-
-    Norms of gradients that are independent of each other add like the square root of their number.
-    """
-    if not rules.is_on or not foreign_groups:
-        return False
-    if not local_groups or not local_norm > 0.0:
-        return True
-    # Also true if the norm is NaN.
-    return not foreign_norm <= rules.proportion * local_norm * math.sqrt(foreign_groups / local_groups)
+RECENT_GROUPS = 16
+"""What is usual is the mean over so many local groups, because a step has few of them."""
 
 
-def foreign_scales(rules: InfluenceRules, local_norm: float, local_groups: int, foreign_norms: Sequence[float]) -> list[float]:
-    """The factor for each foreign group's loss, given only the norm of its gradient.
-
-    1 up to `factor` times the typical norm; beyond that, the factor that makes the norm typical, so
-    that exceeding the bound gains nothing; 0 if the norm is not finite. The typical norm is the
-    lower median over all groups, where each local one counts as `local_norm / sqrt(local_groups)`,
-    or as `local_norm` if that is more. Neither senders of large gradients nor of tiny ones can move
-    it while they are the minority.
-    """
-    typical_local = local_norm / math.sqrt(local_groups) if local_groups and math.isfinite(local_norm) else 0.0
-    norms = [*filter(math.isfinite, foreign_norms), *([typical_local] * local_groups)]
-    if not norms:
-        return [0.0] * len(foreign_norms)
-    typical = max(statistics.median_low(norms), typical_local)
-    return [_scale(norm, typical, rules.factor) for norm in foreign_norms]
-
-
-def _scale(norm: float, typical: float, factor: float) -> float:
-    if not math.isfinite(norm):
-        return 0.0
-    return 1.0 if norm <= factor * typical else typical / norm
+def usual_norm(recent: Sequence[float]) -> float | None:
+    """The root mean square of the norms; None of none."""
+    return math.sqrt(math.fsum(norm**2 for norm in recent) / len(recent)) if recent else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedGradient:
     """Results of `bounded_gradients`, apart from the gradients in `.grad`.
 
-    local_norm, foreign_norm: norms of the two parts before any bound; None for a part without
-    groups, and for the foreign part if it is not bounded. scales: factors of the foreign groups
-    whose loss was scaled down, by index. uses: what the gradient used of each completion.
+    local_norm: norm of the local part; foreign_norm: the same before any bound, if the groups'
+    gradients are independent (root of the sum of squares); None for a part without groups, and for
+    the foreign part if it is not bounded. scales: factors of the foreign groups whose gradient was
+    scaled down, by index. uses: what the gradient used of each completion. recent: norms of the
+    last local groups that moved the policy, before they are divided by the step's size.
     """
 
     stats: UpdateStats
@@ -138,6 +112,7 @@ class BoundedGradient:
     foreign_norm: float | None
     scales: dict[int, float] = field(default_factory=dict)
     uses: dict[AnswerPlace, AnswerUse] = field(default_factory=dict)
+    recent: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +136,9 @@ class UpdateRecord:
     0 would be a claim. importance_ratio: policy to proximal policy. importance_weight: proximal to
     behaviour after truncation. kl_behaviour: nats per token (k3). grad_norm_local,
     grad_norm_foreign: norms of what local (replayed ones included) and foreign groups give to the
-    gradient before any bound; None without such groups. groups_bounded: foreign groups that were
-    held to the bound of a group's gradient, most in any update; bounded_of: by node.
+    gradient before any bound (`BoundedGradient`); None without such groups. groups_bounded: foreign
+    groups that were held to the bound of a group's gradient, most in any update; bounded_of: by
+    node.
     """
 
     updated: bool
@@ -232,46 +208,63 @@ def bounded_gradients(
     proximal: BatchLogprobs | None = None,
     reference: BatchLogprobs | None = None,
     parallel: Parallel = ALONE,
+    first: FirstPass | None = None,
+    recent: Sequence[float] = (),
 ) -> BoundedGradient:
     """Like `accumulate_gradients` of a step over `groups`, from gradients that are None or 0;
     `rules` bound what foreign groups add.
+
+    first: what this update finds out for the later ones of the batch. The places in `uses` are
+    those among the answers that took part. recent: from the step before.
     """
-    step = _Step(model, groups, config, step_normaliser(groups, config, proximal), proximal, reference, parallel)
+    normaliser = step_normaliser(groups, config, proximal)
+    step = _Step(model, groups, config, normaliser, proximal, reference, parallel, first)
+    size = divisor(config.objective, normaliser)
     local = [number for number, group in enumerate(groups) if config.takes_part(group) and group.is_local]
     foreign = [number for number, group in enumerate(groups) if config.takes_part(group) and not group.is_local]
-    part = step.add(local)
-    local_norm = step.norm() if local else None
-    if not foreign:
-        return step.bounded(part, local_norm)
-    if not rules.is_on:
-        return step.bounded(part + step.add(foreign), local_norm)
-    before = step.copied() if local else None
-    pulling = sum(groups[number].moves_policy for number in local)
-    if pulling and local_norm is not None and local_norm > 0.0:
-        whole = part + step.add(foreign)
-        foreign_norm = step.norm(before)
-        if not out_of_proportion(rules, local_norm, pulling, foreign_norm, len(foreign)):
-            return step.bounded(whole, local_norm, foreign_norm)
-        norms = []
-        for number in foreign:
-            step.put(None)
-            step.add([number])
-            norms.append(step.norm())
-    else:
-        norms, added = step.add_measured(foreign)
-        whole, foreign_norm = part + added, step.norm()
-        step.put_sum(before)
-    found = zip(foreign, foreign_scales(rules, local_norm or 0.0, pulling, norms), strict=True)
-    scales = {number: scale for number, scale in found if scale < 1.0}
-    if scales or pulling:
-        step.put(before)
-        whole = part + step.add(foreign, scales)
-    return step.bounded(whole, local_norm, foreign_norm, scales)
+    # Weights that are cast for autocast stay cast until the outermost context ends.
+    with torch.autocast(next(model.parameters()).device.type, enabled=False):
+        whole = step.add(local)
+        local_norm = step.norm() if local else None
+        pulling = sum(groups[number].moves_policy for number in local)
+        if local_norm and pulling and math.isfinite(local_norm):
+            recent = [*recent, *[local_norm / math.sqrt(pulling) * size] * pulling][-RECENT_GROUPS:]
+        norms: dict[int, float] = {}
+        scales: dict[int, float] = {}
+        if foreign and rules.is_on:
+            before = step.gradients(copied=not recent)
+            usual = usual_norm([norm / size for norm in recent])
+            added, norms = step.add_each(foreign, rules, usual)
+            if usual is None:
+                usual = statistics.median_low([norm for norm in norms.values() if 0.0 < norm < math.inf] or [0.0])
+                recent = [usual * size]
+                if any(rules.scale(norm, usual) < 1.0 for norm in norms.values()):
+                    step.put(before)
+                    added, norms = step.add_each(foreign, rules, usual)
+            whole = whole + added
+            scales = {number: scale for number, norm in norms.items() if (scale := rules.scale(norm, usual)) < 1.0}
+        elif foreign:
+            whole = whole + step.add(foreign)
+    factor = 1.0
+    if first is not None:
+        first.gather(model, groups, config, parallel)
+        groups = first.groups
+        factor = size / divisor(config.objective, step_normaliser(groups, config))
+        whole = first.counted(whole, factor)
+        step.multiply(factor)
+    return BoundedGradient(
+        stats=whole.stats(groups, config, parallel),
+        local_norm=None if local_norm is None else local_norm * factor,
+        foreign_norm=math.sqrt(math.fsum(norm**2 for norm in norms.values())) * factor if any(norms.values()) else None,
+        scales=scales,
+        uses=whole.uses(groups, config, parallel),
+        recent=list(recent),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step's arguments and the gradients accumulated so far."""
+    """One step's arguments, and the gradients accumulated so far in the parameters' `.grad`."""
 
     model: nn.Module
     groups: Sequence[TokenGroup]
@@ -280,74 +273,57 @@ class _Step:
     proximal: BatchLogprobs | None
     reference: BatchLogprobs | None
     parallel: Parallel
+    first: FirstPass | None
 
-    def add(self, numbers: Sequence[int], scales: dict[int, float] | None = None) -> GradientPart:
-        groups = list(self.groups)
-        for number, scale in (scales or {}).items():
-            groups[number] = replace(groups[number], weight=groups[number].weight * scale)
-        # A group with scale 0 is left out of the sum but still counts in the normaliser.
+    def add(self, numbers: Sequence[int]) -> GradientPart:
         return accumulate_part(
             self.model,
-            groups,
+            self.groups,
             numbers,
             self.config,
             self.normaliser,
             proximal=self.proximal,
             reference=self.reference,
             parallel=self.parallel,
+            first=self.first,
         )
 
-    def bounded(
-        self,
-        whole: GradientPart,
-        local_norm: float | None,
-        foreign_norm: float | None = None,
-        scales: dict[int, float] | None = None,
-    ) -> BoundedGradient:
-        """The result, given everything that was added and kept."""
-        stats = whole.stats(self.groups, self.config, self.parallel)
-        uses = whole.uses(self.groups, self.config, self.parallel)
-        return BoundedGradient(stats=stats, local_norm=local_norm, foreign_norm=foreign_norm, scales=scales or {}, uses=uses)
+    def add_each(self, numbers: Sequence[int], rules: InfluenceRules, usual: float | None) -> tuple[GradientPart, dict[int, float]]:
+        """Add one group after another, each scaled by the norm of its own gradient; without `usual`
+        none is scaled. Returns the norms.
+        """
+        whole, norms = GradientPart.nothing(self.model), {}
+        total = self.gradients()
+        for number in numbers:
+            self.put([None] * len(total))
+            part = self.add([number])
+            norms[number] = norm = self.norm()
+            scale = 1.0 if usual is None else rules.scale(norm, usual)
+            whole = whole + part.scaled(scale)
+            # All answers of a group without a gradient were left out.
+            for place, gradient in enumerate(self.gradients() if norm and scale else ()):
+                if gradient is not None:
+                    earlier = total[place]
+                    total[place] = gradient.mul_(scale) if earlier is None else earlier.add_(gradient, alpha=scale)
+        self.put(total)
+        return whole, norms
 
-    def copied(self) -> list[Tensor | None]:
-        return [None if each.grad is None else each.grad.detach().clone() for each in self._parameters()]
+    def gradients(self, *, copied: bool = False) -> list[Tensor | None]:
+        found = [parameter.grad for parameter in self._parameters()]
+        return [None if each is None else each.clone() for each in found] if copied else found
 
-    def put(self, gradients: list[Tensor | None] | None) -> None:
-        parameters = self._parameters()
-        for parameter, gradient in zip(parameters, gradients or [None] * len(parameters), strict=True):
+    def put(self, gradients: Sequence[Tensor | None]) -> None:
+        for parameter, gradient in zip(self._parameters(), gradients, strict=True):
             parameter.grad = gradient
 
-    def add_measured(self, numbers: Sequence[int]) -> tuple[list[float], GradientPart]:
-        """The norm of each group's gradient alone. Afterwards the gradients are the groups' sum."""
-        norms, parts, total = [], [], None
-        for number in numbers:
-            self.put(None)
-            parts.append(self.add([number]))
-            norms.append(self.norm())
-            self.put_sum(total)
-            total = [parameter.grad for parameter in self._parameters()]
-        return norms, reduce(operator.add, parts)
+    def multiply(self, factor: float) -> None:
+        if factor != 1.0:
+            torch._foreach_mul_([gradient for gradient in self.gradients() if gradient is not None], factor)
 
-    def put_sum(self, gradients: list[Tensor | None] | None) -> None:
-        """Add `gradients` to those that there are."""
-        for parameter, gradient in zip(self._parameters(), gradients or (), strict=bool(gradients)):
-            if gradient is not None:
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-
-    def norm(self, before: list[Tensor | None] | None = None) -> float:
-        """Norm of the gradients, or of what was added to `before`."""
-        gradients = [parameter.grad for parameter in self._parameters()]
-        if before is None:
-            # All at once on a GPU, where a kernel for each would cost as much as a few layers.
-            found = torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
-            return self.parallel.number(found)
-        # One at a time: all differences together would be another copy of the gradients.
-        norms: list[Any] = [
-            torch.linalg.vector_norm(gradient.detach() if earlier is None else gradient.detach() - earlier)
-            for gradient, earlier in zip(gradients, before, strict=True)
-            if gradient is not None
-        ]
-        return self.parallel.number(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    def norm(self) -> float:
+        """Norm of the gradients."""
+        # All at once on a GPU, where a kernel for each would cost as much as a few layers.
+        return self.parallel.number(torch.nn.utils.get_total_norm([each for each in self.gradients() if each is not None]))
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -120,20 +120,22 @@ def chunked_logprobs(
     targets: Tensor,
     *,
     temperature: float = 1.0,
+    stride: int = 1,
     transform: LogitTransform | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs of `targets` with gradient, and entropies in nats without: both (M,), float32, or
     float64 if hidden is.
 
-    hidden: (M, H). weight: (V, H). bias: (V,). targets: (M,) int64. Products are computed in
-    autocast's dtype if it is on.
+    hidden: (M, H). weight: (V, H). bias: (V,). targets: (M,) int64. stride: the entropy of each
+    token at a multiple of it is computed; 0: of none. The others' is NaN. Products are
+    computed in autocast's dtype if it is on.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     with torch.autocast(device, enabled=False):
         found: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, targets, temperature, transform or LogitTransform(), dtype, chunk_bytes
+            hidden, weight, bias, targets, temperature, stride, transform or LogitTransform(), dtype, chunk_bytes
         )
     return found
 
@@ -147,17 +149,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperature: float,
+        stride: int,
         transform: LogitTransform,
         dtype: torch.dtype,
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor]:
         count = len(targets)
         exact = torch.float64 if dtype == torch.float64 else torch.float32
-        logprobs, entropy, log_partition = (torch.empty(count, dtype=exact, device=hidden.device) for _ in range(3))
+        logprobs, log_partition = (torch.empty(count, dtype=exact, device=hidden.device) for _ in range(2))
+        entropy = torch.full_like(logprobs, torch.nan)
         chunk_bytes, pieces = _sizes(hidden.device, chunk_bytes)
         for where, logits in _chunks(hidden, weight.to(dtype), bias, chunk_bytes):
             for piece, part in _pieces(logits, where, pieces):
-                logprobs[part], entropy[part], log_partition[part] = _scores(piece, targets[part], temperature, transform, exact)
+                sampled = slice(-part.start % stride, None, stride) if stride else slice(0)
+                logprobs[part], entropy[part][sampled], log_partition[part] = _scores(
+                    piece, targets[part], temperature, sampled, transform, exact
+                )
         ctx.save_for_backward(hidden, weight, bias, targets, log_partition)
         ctx.settings = temperature, transform, dtype, chunk_bytes, pieces
         ctx.mark_non_differentiable(entropy)
@@ -184,27 +191,27 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     _add_outer(weight_grad, logits, hidden[where].to(dtype), pieces)
                 if bias_grad is not None:
                     bias_grad += logits.sum(dim=0, dtype=log_partition.dtype).to(bias_grad.dtype)
-        return None if hidden_grad is None else hidden_grad.to(hidden.dtype), weight_grad, bias_grad, None, None, None, None, None
+        return None if hidden_grad is None else hidden_grad.to(hidden.dtype), weight_grad, bias_grad, *[None] * 6
 
 
 def _scores(
-    logits: Tensor, targets: Tensor, temperature: float, transform: LogitTransform, exact: torch.dtype
+    logits: Tensor, targets: Tensor, temperature: float, sampled: slice, transform: LogitTransform, exact: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprobs, entropies and log partition functions (n,) in dtype `exact`, from the output
-    layer's products (n, V), which are overwritten.
+    """Logprobs (n,), entropies of the `sampled` rows and log partition functions (n,) in dtype
+    `exact`, from the output layer's products (n, V), which are overwritten.
     """
     scaled = transform.apply_(logits).to(exact)
     if temperature != 1.0:
         scaled.div_(temperature)
     top = scaled.amax(dim=-1, keepdim=True)
     chosen = scaled.sub_(top).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    unnormalised = scaled.exp()
-    total = unnormalised.sum(dim=-1)
     # If a model excludes a token its logit is -inf, and 0 x -inf is NaN; the token's share of the
     # entropy is 0.
-    scaled.clamp_(min=torch.finfo(exact).min)
-    mean = torch.bmm(unnormalised.unsqueeze(1), scaled.unsqueeze(2)).flatten() / total
-    return chosen - total.log(), total.log() - mean, top.squeeze(-1) + total.log()
+    finite = scaled[sampled].clamp(min=torch.finfo(exact).min)
+    unnormalised = scaled.exp_()
+    total = unnormalised.sum(dim=-1)
+    mean = torch.bmm(unnormalised[sampled].unsqueeze(1), finite.unsqueeze(2)).flatten() / total[sampled]
+    return chosen - total.log(), total[sampled].log() - mean, top.squeeze(-1) + total.log()
 
 
 def _replace_by_gradient(
@@ -365,7 +372,8 @@ multiples of so many numbers.
 
 @dataclass(frozen=True, slots=True)
 class CompletionLogprobs:
-    """logprobs: (N, T), with gradient. entropy: (N, T) in nats, without. Both 0 on padding.
+    """logprobs: (N, T), with gradient. entropy: (N, T) in nats, without; NaN where it was not asked
+    for. Both 0 on padding.
 
     float32, or float64 if the model is. Both are those of the policy at the requested temperature.
     """
@@ -394,30 +402,55 @@ class SeparateHead:
         return self.always or tokens * len(head.weight) * 4 > self.chunk_bytes
 
 
+ENTROPIES = 256
+"""Number of tokens of a forward pass whose entropy is computed for the metric. It costs several
+passes over all logits, which is a tenth of a step where the vocabulary is large.
+"""
+
+
 def completion_logprobs(
-    model: nn.Module, rows: TokenRows, *, temperature: float = 1.0, separate_head: SeparateHead | None = None
+    model: nn.Module,
+    rows: TokenRows,
+    *,
+    temperature: float = 1.0,
+    separate_head: SeparateHead | None = None,
+    entropies: int | None = None,
 ) -> CompletionLogprobs:
     """Run `model` once over `rows` (on its device) and score every completion token at
     `temperature`.
 
     The output layer sees only the positions that predict a completion token: never the prompt,
     never padding. separate_head: how to compute logits in chunks; None: all at once, through the
-    model's own forward pass. Raises ValueError if the temperature is not positive, or if rows are
+    model's own forward pass. entropies: of about so many tokens, evenly spread, the entropy is
+    computed too; None: of all. Raises ValueError if the temperature is not positive, or if rows are
     shared and the attention does not support that.
     """
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature}: behaviour logprobs need one above 0")
     positions, targets = rows.predicted_from[rows.mask], rows.targets[rows.mask]
+    stride = _stride(len(targets), entropies)
     head = output_layer(model)
     if separate_head is not None and head is not None and separate_head.is_used(head, len(positions)):
-        logprobs, entropy = _in_chunks(model, head, rows, positions, targets, temperature, separate_head)
+        logprobs, entropy = _in_chunks(model, head, rows, positions, targets, temperature, stride, separate_head)
     else:
-        logprobs, entropy = _at_once(_logits_at(model, rows, positions), targets, temperature)
+        logprobs, entropy = _at_once(_logits_at(model, rows, positions), targets, temperature, stride)
     empty = torch.zeros(rows.mask.shape, dtype=logprobs.dtype, device=logprobs.device)
     return CompletionLogprobs(
         logprobs=empty.masked_scatter(rows.mask, logprobs),
         entropy=empty.masked_scatter(rows.mask, entropy),
     )
+
+
+def _stride(tokens: int, wanted: int | None) -> int:
+    """Distance of the tokens whose entropy is computed; 0 for none. It has no divisor in common
+    with the number of tokens, or of answers of equal length always the same places would be taken.
+    """
+    if wanted is None or not wanted:
+        return 1 if wanted is None else 0
+    stride = max(1, tokens // wanted)
+    while math.gcd(stride, tokens) > 1:
+        stride += 1
+    return stride
 
 
 def output_layer(model: nn.Module) -> nn.Module | None:
@@ -440,19 +473,23 @@ def attention_implementation(model: nn.Module) -> str:
     return str(getattr(text_config(model), "_attn_implementation", "unknown"))
 
 
-def _at_once(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logprobs and entropies (M,) from (M, vocabulary) logits."""
+def _at_once(logits: Tensor, targets: Tensor, temperature: float, stride: int) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies (M,) from (M, vocabulary) logits; the latter NaN except every `stride`
+    tokens.
+    """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1.0:
         logits = logits / temperature
     log_partition = logits.logsumexp(dim=-1)
     logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_partition
-    with torch.no_grad():
-        log_probabilities = logits.detach() - log_partition.detach().unsqueeze(-1)
-        # If a model excludes a token its logit is -inf, and 0 x -inf is NaN; the token's share of
-        # the entropy is 0.
-        probabilities = log_probabilities.exp()
-        entropy = -probabilities.mul_(log_probabilities.clamp_(min=torch.finfo(logits.dtype).min)).sum(-1)
+    entropy = torch.full_like(logprobs.detach(), torch.nan)
+    if stride:
+        with torch.no_grad():
+            log_probabilities = logits.detach()[::stride] - log_partition.detach()[::stride].unsqueeze(-1)
+            # If a model excludes a token its logit is -inf, and 0 x -inf is NaN; the token's share
+            # of the entropy is 0.
+            probabilities = log_probabilities.exp()
+            entropy[::stride] = -probabilities.mul_(log_probabilities.clamp_(min=torch.finfo(logits.dtype).min)).sum(-1)
     return logprobs, entropy
 
 
@@ -463,13 +500,14 @@ def _in_chunks(
     positions: Tensor,
     targets: Tensor,
     temperature: float,
+    stride: int,
     separate_head: SeparateHead,
 ) -> tuple[Tensor, Tensor]:
     """Like `_at_once`, from the hidden states before the output layer."""
     taken: list[Tensor] = []
 
     def take(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        taken.append(arguments[0].flatten(0, 1)[positions])
+        taken.append(arguments[0].flatten(0, 1).index_select(0, positions))
         # The model's own logits are not used; computing them for one position is enough for its
         # forward pass.
         return (arguments[0][:1, :1], *arguments[1:])
@@ -483,6 +521,7 @@ def _in_chunks(
         None if head.bias is None else _whole(head.bias),
         targets,
         temperature=temperature,
+        stride=stride,
         transform=separate_head.transform,
         chunk_bytes=separate_head.chunk_bytes,
     )
@@ -525,14 +564,14 @@ def _logits_at(model: nn.Module, rows: TokenRows, positions: Tensor) -> Tensor:
     """
 
     def narrow(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (arguments[0].flatten(0, 1)[positions].unsqueeze(0), *arguments[1:])
+        return (arguments[0].flatten(0, 1).index_select(0, positions).unsqueeze(0), *arguments[1:])
 
     head = output_layer(model)
     with _before(head, narrow) if head is not None else nullcontext():
         logits = _forward(model, rows)
     if logits.shape[:2] == (1, len(positions)):
         return logits[0]
-    return logits.flatten(0, 1)[positions]
+    return logits.flatten(0, 1).index_select(0, positions)
 
 
 def _forward(model: nn.Module, rows: TokenRows) -> Tensor:

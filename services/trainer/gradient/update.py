@@ -7,6 +7,7 @@ same step at once and without that bound: benchmarks and tests compare with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from services.trainer.gradient.forward import CompletionLogprobs, SeparateHead, completion_logprobs, evaluating
+from services.trainer.gradient.forward import ENTROPIES, CompletionLogprobs, SeparateHead, completion_logprobs, evaluating
 from services.trainer.gradient.importance import (
     ImportanceConfig,
     ImportanceWeights,
@@ -303,7 +304,7 @@ class UpdateConfig:
         """Say whether the group must be computed, because it can move the policy or the divergence
         to the reference counts.
         """
-        return group.moves_policy or (self.objective.needs_reference and group.weight != 0.0)
+        return group.moves_policy or (self.objective.needs_reference and group.weight != 0.0 and bool(group.completions))
 
     def is_scored(self, group: TokenGroup) -> bool:
         """Say whether the group's logprobs at the start of the batch are needed: it takes part, or
@@ -370,6 +371,11 @@ def batch_logprobs(
     return [[known[_text(group, number)] for number in range(len(group.completions))] if scores(group) else [] for group in groups]
 
 
+def are_known(groups: Sequence[TokenGroup], known: KnownLogprobs) -> bool:
+    """Say whether `batch_logprobs` would compute nothing."""
+    return all(_text(group, number) in known for group in groups for number in range(len(group.completions)))
+
+
 _Text = tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]
 KnownLogprobs = dict[_Text, Tensor]
 """Logprobs of completions under one state of the weights, by the tokens of prompt and answer and
@@ -382,26 +388,97 @@ def _text(group: TokenGroup, completion: int) -> _Text:
 
 
 def _computed_logprobs(model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel) -> BatchLogprobs:
-    mine: dict[tuple[int, int], Tensor] = {}
-    dtype = torch.float32
+    mine: dict[AnswerPlace, Tensor] = {}
     for rows, counts in _micro_batches(model, groups, range(len(groups)), config, parallel):
         # Adapters' dropout would make it another policy, a different one at every call.
         with torch.no_grad(), evaluating(model), _autocast(rows, config):
-            scored = _completion_logprobs(model, rows, config).logprobs.cpu()
-        dtype = scored.dtype
+            scored = _completion_logprobs(model, rows, config, entropies=0).logprobs.cpu()
         for row, (group, completion) in enumerate(rows.sequences if counts else []):
             mine[group, completion] = scored[row, : len(groups[group].completions[completion])]
-    lengths = [group.completion_lengths for group in groups]
-    # Each completion is computed by one process, so adding the others' zeros changes no bit.
+    return _gathered(mine, [group.completion_lengths for group in groups], _exact_dtype(model), parallel)
+
+
+def _gathered(
+    mine: Mapping[AnswerPlace, Tensor], lengths: Sequence[Sequence[int]], dtype: torch.dtype, parallel: Parallel
+) -> BatchLogprobs:
+    """The logprobs of all processes, for groups whose answers have so many tokens.
+
+    Each completion is computed by one process, so adding the others' zeros changes no bit.
+    """
     flat = [
         mine.get((g, c), torch.zeros(length, dtype=dtype))
         for g, group_lengths in enumerate(lengths)
         for c, length in enumerate(group_lengths)
     ]
     if not flat:
-        return [[] for _ in groups]
+        return [[] for _ in lengths]
     all_tokens = iter(torch.split(reduce(add, parallel.gather(torch.cat(flat))), [len(part) for part in flat]))
     return [[next(all_tokens) for _ in group_lengths] for group_lengths in lengths]
+
+
+def _exact_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype in which a model's logprobs are computed."""
+    return torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
+
+
+class FirstPass:
+    """The first update of a batch. The policy has not moved yet, so the logprobs that the update
+    computes show which foreign answers are absurd, and are the proximal policy of later updates.
+
+    checked: the groups whose answers take part only if this policy finds them likely enough;
+    min_logprob: their least mean logprob per token, in nats. Afterwards `kept` holds the answers of
+    each checked group that took part, `groups` all groups with these alone, and `logprobs` theirs,
+    the same in all processes.
+    """
+
+    def __init__(self, checked: Iterable[int] = (), min_logprob: float = -math.inf) -> None:
+        self.checked, self.min_logprob = frozenset(checked), min_logprob
+        self.kept: dict[int, list[int]] = {}
+        self.groups: list[TokenGroup] = []
+        self.logprobs: BatchLogprobs = []
+        self._mine: dict[AnswerPlace, Tensor] = {}
+
+    def likely(self, rows: CompletionRows, scored: CompletionLogprobs, groups: Sequence[TokenGroup]) -> list[int]:
+        """Note the logprobs of a micro-batch, and choose the rows that take part in the loss."""
+        host = scored.logprobs.detach().cpu()
+        for row, (group, completion) in enumerate(rows.sequences):
+            self._mine[group, completion] = host[row, : len(groups[group].completions[completion])]
+        return [
+            row
+            for row, (group, completion) in enumerate(rows.sequences)
+            if group not in self.checked
+            or _mean(self._mine[group, completion], groups[group].sampled_lengths[completion]) >= self.min_logprob
+        ]
+
+    def gather(self, model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel) -> None:
+        """Exchange what each process found. A group of which no answer took part stays, without
+        answers.
+        """
+        lengths = [group.completion_lengths if config.takes_part(group) else [] for group in groups]
+        found = _gathered(self._mine, lengths, _exact_dtype(model), parallel)
+        self.kept = {number: likely_answers(groups[number], found[number], self.min_logprob) for number in sorted(self.checked)}
+        self.groups = [group.only(self.kept[number]) if number in self.kept else group for number, group in enumerate(groups)]
+        self.logprobs = [[each[place] for place in self.kept.get(number, range(len(each)))] for number, each in enumerate(found)]
+
+    def counted(self, part: GradientPart, factor: float) -> GradientPart:
+        """The gradient of the answers that took part, by their new places, where leaving out the
+        others makes each count `factor` times as much.
+        """
+        new = {(number, old): (number, place) for number, kept in self.kept.items() for place, old in enumerate(kept)}
+        answers = tuple(replace(each, places=[new.get(place, place) for place in each.places]) for each in part.answers)
+        return replace(part.scaled(factor), answers=answers)
+
+
+def likely_answers(group: TokenGroup, logprobs: Sequence[Tensor], min_logprob: float) -> list[int]:
+    """Choose the answers whose mean logprob per sampled token is at least `min_logprob`, which NaN
+    is not.
+    """
+    sampled = enumerate(zip(logprobs, group.sampled_lengths, strict=True))
+    return [number for number, (each, length) in sampled if _mean(each, length) >= min_logprob]
+
+
+def _mean(logprobs: Tensor, sampled_tokens: int) -> float:
+    return float(logprobs.sum()) / sampled_tokens  # what an environment said is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +500,16 @@ class GradientPart:
             self.padded_tokens + other.padded_tokens,
             self.answers + other.answers,
         )
+
+    @classmethod
+    def nothing(cls, model: nn.Module) -> GradientPart:
+        return cls(LossSums.zero(next(model.parameters()).device))
+
+    def scaled(self, scale: float) -> GradientPart:
+        """The part of a gradient that is multiplied by `scale`; with 0 only its cost remains."""
+        if not scale:
+            return replace(self, sums=LossSums.zero(self.sums.loss.device), answers=())
+        return replace(self, sums=replace(self.sums, loss=self.sums.loss * scale))  # type: ignore[arg-type]
 
     def uses(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> dict[AnswerPlace, AnswerUse]:
         """Sum up what the gradient used of every completion, over all processes."""
@@ -451,7 +538,6 @@ def accumulate_gradients(
     proximal: BatchLogprobs | None = None,
     reference: BatchLogprobs | None = None,
     normaliser: Normaliser | None = None,
-    loss_scale: float = 1.0,
     parallel: Parallel = ALONE,
 ) -> UpdateStats:
     """Add the gradient of one step over `groups` to the parameters' `.grad`, without a bound on
@@ -460,10 +546,9 @@ def accumulate_gradients(
     proximal: from `batch_logprobs` at the start of the batch; None: the current policy, so every
     ratio is 1. reference: from `batch_logprobs` of the reference model; needed if `kl_coefficient`
     is not 0. normaliser: the counts over all processes that share the step; None: those of
-    `groups`. loss_scale: factor on the gradient, such as the number of processes whose gradients
-    are averaged. parallel: the processes that each compute a share of the same `groups`; the
-    statistics are those of all. Groups that take no part are not computed; if none is left, no
-    gradient changes.
+    `groups`. parallel: the processes that each compute a share of the same `groups`; the statistics
+    are those of all. Groups that take no part are not computed; if none is left, no gradient
+    changes.
     """
     if normaliser is None:
         normaliser = step_normaliser(groups, config, proximal)
@@ -475,7 +560,6 @@ def accumulate_gradients(
         normaliser,
         proximal=proximal,
         reference=reference,
-        loss_scale=loss_scale,
         parallel=parallel,
     )
     return part.stats(groups, config, parallel)
@@ -490,34 +574,33 @@ def accumulate_part(
     *,
     proximal: BatchLogprobs | None = None,
     reference: BatchLogprobs | None = None,
-    loss_scale: float = 1.0,
     parallel: Parallel = ALONE,
+    first: FirstPass | None = None,
 ) -> GradientPart:
     """Like `accumulate_gradients`, but only for the groups at `numbers`; `normaliser` is the whole
-    step's.
+    step's. first: says which answers take part, and notes the logprobs.
     """
-    part = GradientPart(LossSums.zero(next(model.parameters()).device))
+    part = GradientPart.nothing(model)
     numbers = [number for number in numbers if config.takes_part(groups[number])]
     for rows, counted in _micro_batches(model, groups, numbers, config, parallel):
-        found = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
-        (found.loss * (loss_scale if counted else 0.0)).backward()  # type: ignore[no-untyped-call]
-        added = found.sums if counted else LossSums.zero(rows.mask.device)
-        part = part + GradientPart(added, 1, rows.input_ids.numel(), (found.answers,) if counted else ())
+        with _autocast(rows, config):
+            scored = _completion_logprobs(model, rows, config)
+        with_loss: CompletionRows = rows
+        if first is not None and counted:
+            likely = first.likely(rows, scored, groups)
+            if len(likely) < len(rows.sequences):
+                with_loss = CompletionRows(mask=rows.mask[likely], sequences=[rows.sequences[row] for row in likely])
+                scored = CompletionLogprobs(scored.logprobs[likely], scored.entropy[likely])
+        part = replace(part, micro_batches=part.micro_batches + 1, padded_tokens=part.padded_tokens + rows.input_ids.numel())
+        if not with_loss.sequences:
+            # A gradient of 0, because processes that share the weights make their passes together.
+            scored.logprobs.sum().backward()  # type: ignore[no-untyped-call]
+            continue
+        found = scored_loss(groups, with_loss, scored, config, normaliser, proximal, reference)
+        (found.loss if counted else 0.0 * found.loss).backward()  # type: ignore[no-untyped-call]
+        if counted:
+            part = part + GradientPart(found.sums, answers=(found.answers,))
     return part
-
-
-def _micro_batch_loss(
-    model: nn.Module,
-    groups: Sequence[TokenGroup],
-    rows: TokenRows,
-    config: UpdateConfig,
-    normaliser: Normaliser,
-    proximal: BatchLogprobs | None,
-    reference: BatchLogprobs | None,
-) -> ScoredLoss:
-    with _autocast(rows, config):
-        scored = _completion_logprobs(model, rows, config)
-    return scored_loss(groups, rows, scored, config, normaliser, proximal, reference)
 
 
 class ScoredLoss(NamedTuple):
@@ -613,12 +696,19 @@ def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, ent
         ratio=total(per_token.ratio),
         ratio_max=per_token.ratio.max().to(torch.float64),
         reference_kl=total(per_token.reference_kl),
-        entropy=total(entropy),
+        entropy=_estimated_sum(entropy, mask),
         importance_weight=total(correction.weights),
         behaviour_tokens=total(correction.known),
         behaviour_kl=total(correction.behaviour_kl),
         truncated=total(correction.truncated),
     )
+
+
+def _estimated_sum(entropy: Tensor, mask: Tensor) -> Tensor:
+    """Sum over the tokens of `mask`, from those whose entropy is known; the others are NaN."""
+    known = mask & ~entropy.isnan()
+    mean = entropy.where(known, 0.0).sum(dtype=torch.float64) / known.sum().clamp(min=1)
+    return mean * mask.sum()
 
 
 def _micro_batches(
@@ -640,8 +730,8 @@ def _micro_batches(
         yield build_rows(groups, batch.rows).to(device), batch.counted
 
 
-def _completion_logprobs(model: nn.Module, rows: TokenRows, config: UpdateConfig) -> CompletionLogprobs:
-    return completion_logprobs(model, rows, temperature=config.temperature, separate_head=config.separate_head)
+def _completion_logprobs(model: nn.Module, rows: TokenRows, config: UpdateConfig, entropies: int = ENTROPIES) -> CompletionLogprobs:
+    return completion_logprobs(model, rows, temperature=config.temperature, separate_head=config.separate_head, entropies=entropies)
 
 
 def _autocast(rows: TokenRows, config: UpdateConfig) -> torch.autocast:

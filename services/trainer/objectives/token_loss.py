@@ -176,17 +176,20 @@ def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Nor
     over micro-batches.
     """
     present = keep.to(torch.float64)
-    sequences = max(normaliser.sequences, 1)
+    size = divisor(configured, normaliser)
     match configured.aggregated_by:
-        case "token_mean":
-            return present / max(normaliser.tokens, 1)
+        case "token_mean" | "sequence_sum":
+            return present / size
         case "fixed_length":
             assert configured.max_completion_tokens is not None
-            return present / (sequences * configured.max_completion_tokens)
-        case "sequence_sum":
-            return present / sequences
+            return present / (size * configured.max_completion_tokens)
         case "sequence_mean":
-            return present / present.sum(dim=1, keepdim=True).clamp(min=1.0) / sequences
+            return present / present.sum(dim=1, keepdim=True).clamp(min=1.0) / size
+
+
+def divisor(configured: ConfiguredObjective, normaliser: Normaliser) -> float:
+    """What the objective divides a step by that grows with it: its tokens or its sequences."""
+    return max(normaliser.tokens if configured.aggregated_by == "token_mean" else normaliser.sequences, 1)
 
 
 Number = TypeVar("Number", Tensor, float)

@@ -168,7 +168,7 @@ class Intake:
         """Number of foreign answers to train on, by node."""
         answers: Counter[str] = Counter()
         for group, (node, _) in zip(self.groups, self.authors, strict=True):
-            if not group.is_local:
+            if not group.is_local and group.completions:
                 answers[node] += len(group.completions)
         return answers
 

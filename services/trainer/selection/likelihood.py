@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from services.trainer.gradient.importance import known_logprobs
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs
+from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, UpdateConfig, batch_logprobs, likely_answers
 from services.trainer.parallel import ALONE, Parallel
 from services.trainer.selection.intake import Intake, IntakeRules, take_in
 from shared.config.trainer_section import TrainerSection
@@ -75,7 +75,9 @@ def drop_absurd(
     if not looked_at:
         return intake, Counter()
     logprobs = batch_logprobs(model, [intake.groups[index] for index in looked_at], config, parallel, known=known)
-    return without_absurd(intake, looked_at, logprobs, rules)
+    least = least_logprob(local_means(intake.groups), rules)
+    kept = {index: likely_answers(intake.groups[index], of_group, least) for index, of_group in zip(looked_at, logprobs, strict=True)}
+    return without_absurd(intake, kept)
 
 
 def groups_to_check(intake: Intake, config: UpdateConfig, rules: AbsurdTextRules, batch_seed: int) -> list[int]:
@@ -115,39 +117,31 @@ def local_means(groups: Sequence[TokenGroup]) -> list[float]:
     ]
 
 
-def without_absurd(
-    intake: Intake, looked_at: Sequence[int], logprobs: BatchLogprobs, rules: AbsurdTextRules
-) -> tuple[Intake, Counter[str]]:
-    """The result of `drop_absurd`, given this node's own `logprobs` of the groups at
-    `looked_at`.
+def without_absurd(intake: Intake, kept: Mapping[int, Sequence[int]]) -> tuple[Intake, Counter[str]]:
+    """The result of `drop_absurd`, given the answers to keep of each group that was checked.
+
+    Every group keeps its index: one without answers left stays, and takes part in nothing.
     """
     dropped: Counter[str] = Counter()
-    least = least_logprob(local_means(intake.groups), rules)
-    groups: list[TokenGroup | None] = list(intake.groups)
+    groups, gone = list(intake.groups), 0
     skipped_of, dropped_of = dict(intake.skipped_of), dict(intake.dropped_of)
-    for index, of_group in zip(looked_at, logprobs, strict=True):
-        # What an environment said is 0 here and does not count. A mean that is NaN must not admit
-        # the text.
-        lengths = intake.groups[index].sampled_lengths
-        means = [float(of_tokens.sum()) / length for of_tokens, length in zip(of_group, lengths, strict=True)]
-        kept = [number for number, mean in enumerate(means) if mean >= least]
-        if len(kept) < len(of_group):
-            node, group_id = intake.authors[index]
-            dropped[node] += len(of_group) - len(kept)
-            places = zip(intake.groups[index].places, intake.groups[index].advantages, strict=False)
-            without = {place: ("absurd", advantage) for number, (place, advantage) in enumerate(places) if number not in kept}
-            groups[index] = intake.groups[index].only(kept) if kept else None
-            if kept:
-                dropped_of[group_id] = dropped_of.get(group_id, {}) | without
-            else:
-                skipped_of[group_id] = "absurd"
-    left = [(group, author) for group, author in zip(groups, intake.authors, strict=True) if group is not None]
-    gone = len(groups) - len(left)
+    for index, numbers in kept.items():
+        group, (node, group_id) = intake.groups[index], intake.authors[index]
+        if len(numbers) == len(group.completions):
+            continue
+        dropped[node] += len(group.completions) - len(numbers)
+        groups[index] = group.only(numbers)
+        if numbers:
+            places = zip(group.places, group.advantages, strict=False)
+            without = {place: ("absurd", advantage) for number, (place, advantage) in enumerate(places) if number not in numbers}
+            dropped_of[group_id] = dropped_of.get(group_id, {}) | without
+        else:
+            skipped_of[group_id] = "absurd"
+            gone += 1
     return (
         replace(
             intake,
-            groups=[group for group, _ in left],
-            authors=[author for _, author in left],
+            groups=groups,
             external=intake.external - gone,
             skipped=intake.skipped + Counter({"absurd": gone}),
             skipped_of=skipped_of,
