@@ -102,6 +102,7 @@ def sharing_batch(learner: Learner, shape: Shape, number: int, prompt: int, answ
 
 
 def _group(learner: Learner, draw: random.Random, question: str, answer: int, *, local: bool) -> ScoredGroup:
+    # Text and ids agree, or the trainer would encode a foreign text again.
     tokenizer, end = learner.tokenizer, learner.rules.end_token_id or 0
     completions = []
     for _ in range(COMPLETIONS):

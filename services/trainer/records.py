@@ -22,9 +22,10 @@ from typing import Any
 
 import msgspec
 
+from services.trainer.gradient.answer_uses import AnswerUse
 from services.trainer.gradient.bounded_step import BoundedGradient, UpdateRecord
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.gradient.update import AnswerUse, UpdateConfig
+from services.trainer.gradient.update import UpdateConfig
 from services.trainer.selection.intake import Intake, IntakeRecord
 from services.trainer.selection.likelihood import LikelihoodRecord
 from shared.atomic_files import replace_text

@@ -17,9 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.trainer.gradient.answer_uses import AnswerPlace, AnswerUse
 from services.trainer.gradient.update import (
-    AnswerPlace,
-    AnswerUse,
     UpdateConfig,
     UpdateStats,
     accumulate_gradients,

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.step_positions import COMPLETIONS, Shape, config_for, positions, sharing_batch
 from services.trainer.gradient.bounded_step import InfluenceRules, bounded_gradients
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.gradient.update import FirstPass, UpdateConfig, accumulate_gradients
+from services.trainer.gradient.update import FirstPass, UpdateConfig, accumulate_gradients, batch_logprobs
 from services.trainer.learner import Learner
 from tests.integration.trainer_life import through_a_file, tiny_policy
 from tests.objectives import configured
@@ -173,3 +173,22 @@ def test_a_restored_learner_bounds_foreign_groups_by_the_local_groups_of_before(
     left, right, other = (learner.policy() for learner in (whole, second, forgetful))
     assert all(torch.equal(value, right[name]) for name, value in left.items())
     assert not all(torch.equal(value, other[name]) for name, value in left.items())
+
+
+def test_of_equal_answers_of_a_group_one_is_scored() -> None:
+    model, config = small_model(), UpdateConfig()
+    (group,) = ragged_groups(1, completions=(4, 4))
+    alike = replace(group, completions=[group.completions[place] for place in (0, 1, 0, 0)], behaviour_logprobs=[None] * 4)
+    plain, rows = model.forward, 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal rows
+        rows += len(named["input_ids"])
+        return plain(*arguments, **named)
+
+    model.forward = counted
+    [found] = batch_logprobs(model, [alike], config)
+    model.forward = plain
+    assert rows == 2 and len(found) == 4
+    for place, logprobs in enumerate(found):
+        torch.testing.assert_close(logprobs, logprobs_alone(model, alike, place).detach(), atol=1e-5, rtol=0)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.gradient.update import shown_places
+from services.trainer.gradient.answer_uses import shown_places
 from services.trainer.learner import Learner
 from services.trainer.records import MAX_LINE_BYTES, trained_line
 from shared.contracts.codec import pack_logprobs, unpack_ids

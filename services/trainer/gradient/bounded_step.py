@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from services.trainer.gradient.answer_uses import AnswerPlace, AnswerUse
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import (
-    AnswerPlace,
-    AnswerUse,
     BatchLogprobs,
     FirstPass,
     GradientPart,
