@@ -76,7 +76,9 @@ def drop_absurd(
         return intake, Counter()
     logprobs = batch_logprobs(model, [intake.groups[index] for index in looked_at], config, parallel, known=known)
     least = least_logprob(local_means(intake.groups), rules)
-    kept = {index: likely_answers(intake.groups[index], of_group, least) for index, of_group in zip(looked_at, logprobs, strict=True)}
+    kept = {
+        index: likely_answers(intake.groups[index], of_group, least) for index, of_group in zip(looked_at, logprobs, strict=True)
+    }
     return without_absurd(intake, kept)
 
 
