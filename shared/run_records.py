@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -166,6 +166,20 @@ def eval_report(node: str, line: Mapping[str, Any]) -> EvalReport | None:
         return msgspec.convert(said, EvalReport)
     except (msgspec.ValidationError, TypeError):
         return None
+
+
+def reward_changes(scorers: Iterable[Any]) -> list[int]:
+    """How often the rewards had been changed before each step, by the `scorer` of its line in
+    `metrics.jsonl`. Mean rewards before and after a change cannot be compared, and those of a step
+    that two rewards scored (null) with none of another scorer.
+    """
+    changes, newest = 0, None
+    found: list[int] = []
+    for scorer in scorers:
+        changes += bool(found) and scorer != newest and (changes > 0 or newest is not None)
+        newest = scorer
+        found.append(changes)
+    return found
 
 
 def added_words(line: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from services.generator.ledger import DrawLedger, consumed_with_moving_i
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
 from shared.cancelling import run_until_stopped
-from shared.config import NodeConfig, TaskSpec
+from shared.config import NodeConfig, TaskSpec, rewards_id
 from shared.config.task_sections import EvalSet
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
@@ -89,6 +89,7 @@ class GeneratorService:
         """Generate until told to stop."""
         self._context = context
         self._server = ServerWait(context)
+        context.status.scorer = rewards_id(self._config.tasks)
         self._figures = Figures(context.registry, context.status, (spec.dataset for spec in self._config.tasks))
         self._publisher = GroupPublisher(self._config.node.id, context, self._figures)
         self._record_files()

@@ -22,7 +22,7 @@ from services.sampler.reports import ConsumedReport, DemandReport, Figures, Wait
 from services.sampler.strategies import strategy_named
 from shared.cancelling import run_until_stopped
 from shared.config.sampler_section import SamplerConfig
-from shared.config.task_sections import scorers_id
+from shared.config.task_sections import rewards_id, scorers_id
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.messages import batch_fields
 from shared.contracts.sampler_state import SamplerState, SharingState
@@ -67,12 +67,13 @@ class SamplerService:
         self._limits = memory_limits(config.sampler)
         self._settings, self._node, self._seed = config.sampler, config.node.id, config.node.seed
         self._scorers = {spec.scorer_id for spec in config.tasks}
-        self._scorer = scorers_id(config.tasks)
+        self._scorer, self._rewards = scorers_id(config.tasks), rewards_id(config.tasks)
         self._clock = clock
         self._moves = moves(config.sampler)
 
     async def run(self, context: ServiceContext) -> None:
         self._context = context
+        context.status.scorer = self._rewards
         self._figures = Figures(context.registry, context.status)
         self._scored = ScoredLog(context.node, self._node)
         self._batches = BatchAppender(context.node, self._node, NODE_LIMITS.batch_bytes(self._settings.prefetch))

@@ -39,6 +39,7 @@ from shared.run_records import (
     eval_lines,
     eval_report,
     read_jsonl,
+    reward_changes,
 )
 from shared.text import visible
 from shared.version import VERSION
@@ -97,6 +98,7 @@ def model_card(
         f"| run | {visible(origin)} |",
         f"| steps | {step} |",
         *_groups(steps),
+        *_changed(steps),
         f"| made by | Swarm {VERSION}: `swarm model export` |",
     ]
     return "\n".join([*header, *facts, *_scores(evaluations, step), *_set_scores(sets, step), ""])
@@ -108,6 +110,12 @@ def _groups(steps: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     local, foreign = (int(sum(_number(line, key) for line in steps)) for key in ("groups_local", "groups_external"))
     return [f"| trained on | {local:,} groups of answers of its own, {foreign:,} of other nodes |"]
+
+
+def _changed(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Since which step another reward was trained on."""
+    changes = reward_changes([line.get("scorer") for line in steps])
+    return [f"| reward | changed before step {int(_number(steps[changes.index(changes[-1])], 'step')):,} |"] if any(changes) else []
 
 
 def _scores(evaluations: Sequence[EvalReport], step: int) -> list[str]:

@@ -29,7 +29,8 @@ from services.trainer.gradient.update import UpdateConfig
 from services.trainer.selection.intake import Intake, IntakeRecord
 from services.trainer.selection.likelihood import LikelihoodRecord
 from shared.atomic_files import replace_text
-from shared.contracts.messages import Batch, BatchItem
+from shared.config import TaskSpec, scorers_id
+from shared.contracts.messages import Batch, BatchItem, ScoredGroup
 from shared.run_records import EVAL_FILE, METRICS_FILE, eval_lines, open_lines, read_jsonl, write_whole
 from shared.runtime import spans
 
@@ -61,9 +62,8 @@ class StepRecord(IntakeRecord, LikelihoodRecord, UpdateRecord):
     step has built its part.
 
     trained_of: how many groups of each node and dataset took part in the update, without replayed
-    ones. scorer: identifies the rewards as the trainer's configuration has them
-    (`shared.config.scorers_id`, without the names of files' rows); None for a step with groups that
-    former ones had scored.
+    ones. scorer: identifies the rewards that its groups got (`StepScorer`); None if two rewards
+    scored them, as around a change.
     """
 
     step: int
@@ -71,6 +71,37 @@ class StepRecord(IntakeRecord, LikelihoodRecord, UpdateRecord):
     scorer: str | None = None
     trained_of: dict[str, dict[str, int]] = field(default_factory=dict)
     phase_seconds: PhaseSeconds = field(default_factory=PhaseSeconds)
+
+
+class StepScorer:
+    """Which rewards a step's groups got. That need not be those that the trainer has read: a
+    verifier that was started again after a change scores by the new ones.
+    """
+
+    def __init__(self, specs: Sequence[TaskSpec]) -> None:
+        self._specs = list(specs)
+        self.own = {spec.scorer_id for spec in specs}
+        """The scorers as the trainer has read them."""
+        self._own_of: dict[str, str] = {}
+        """That of each dataset, as far as its groups have told."""
+        self._instead: dict[str, str] = {}
+
+    def of(self, groups: Sequence[ScoredGroup]) -> str | None:
+        """Their scorers' `scorers_id`, without the names of files' rows; None if two scorers took
+        turns, or a dataset's scorer is not known. Sources without a group in the step count as
+        scored as before.
+        """
+        known = [(group.group.task.ref.dataset, group.scorer) for group in groups if group.scorer is not None]
+        self._own_of |= {dataset: scorer for dataset, scorer in known if scorer in self.own}
+        only = next(iter(self.own)) if len(self.own) == 1 else None
+        found: dict[str | None, set[str]] = {}
+        for dataset, scorer in known:
+            own = scorer if scorer in self.own else self._own_of.get(dataset, only)
+            found.setdefault(own, set()).add(scorer)
+        if None in found or any(len(scorers) > 1 for scorers in found.values()):
+            return None
+        self._instead |= {own: scorer for own, (scorer,) in found.items() if own is not None}
+        return scorers_id(self._specs, self._instead)
 
 
 class MetricsLog:

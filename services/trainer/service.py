@@ -25,6 +25,7 @@ from services.trainer.objectives.token_loss import trial_problem
 from services.trainer.records import (
     MetricsLog,
     StepRecord,
+    StepScorer,
     batch_line,
     newest_recorded,
     scalars,
@@ -35,7 +36,7 @@ from services.trainer.selection.left_out import remedies
 from services.trainer.step_publisher import CheckpointKeeper, StepPublisher
 from services.trainer.tracking.base import Feeds, open_feeds, tracking_problems
 from shared.cancelling import sleep_unless_stopped, unless_stopped
-from shared.config import NodeConfig, scorers_id
+from shared.config import NodeConfig, rewards_id
 from shared.contracts.messages import Batch, batch_fields
 from shared.contracts.status_figures import FIRST_GROUPS, StatusFigure
 from shared.device_turns import TurnError, device_turns
@@ -147,8 +148,8 @@ class _Training:
         self._config, self._context, self._torch = config, context, worker
         self._learner, self._gauges = learner, gauges
         self._told_reasons: set[str] = set()
-        self._scorers = {spec.scorer_id for spec in config.tasks}
-        self._scorer = scorers_id(config.tasks)
+        self._scorers, self._rewards_read_at = StepScorer(config.tasks), time.time()
+        context.status.scorer = rewards_id(config.tasks)
         self._log = context.log
         self._batches = BatchLog(context.node, config.node.id)
         self._checkpoints = CheckpointKeeper(config, context, learner, gauges, self._batches, worker)
@@ -353,9 +354,9 @@ class _Training:
             publish=time.perf_counter() - started,
             checkpoint=self._checkpoints.step_seconds(),
         )
-        former = sum(item.scored.scorer not in (None, *self._scorers) for item in batch.items)
-        self._tell_former_rewards(batch.number, former)
-        self._write(replace(record, phase_seconds=phases, scorer=None if former else self._scorer), batch, position)
+        self._tell_other_rewards(batch)
+        scorer = self._scorers.of([item.scored for item in batch.items])
+        self._write(replace(record, phase_seconds=phases, scorer=scorer), batch, position)
         if self._checkpoints.due(position.batch_number):
             await self._publisher.checkpoint()
         await self._until_saved()
@@ -401,19 +402,33 @@ class _Training:
             seconds=round(record.phase_seconds.total, 3),
         )
 
-    def _tell_former_rewards(self, step: int, former: int) -> None:
+    def _tell_other_rewards(self, batch: Batch) -> None:
         """Batches that were in the log when a reward was changed are trained on: the same log gives
-        the same weights.
+        the same weights. Groups that another reward has scored since this process read its own
+        are of a verifier that has read another file.
         """
+        others = [item.scored for item in batch.items if item.scored.scorer not in (None, *self._scorers.own)]
+        former = sum(scored.scored_at < self._rewards_read_at for scored in others)
         if former and not self._context.status.get(StatusFigure.FORMER_REWARDS):
             self._log.warning(
                 "former_rewards",
-                batch=step,
+                batch=batch.number,
                 groups=former,
-                reason="these groups were scored before a verifier, its package or pass_at was changed",
+                reason="these groups were scored before a reward's file, a verifier, its package or pass_at was changed",
                 consequence="they are trained on with their former rewards, as are others in the batch log",
             )
         self._context.status.set(StatusFigure.FORMER_REWARDS, former or None)
+        if len(others) > former and "other_rewards" not in self._told_reasons:
+            self._told_reasons.add("other_rewards")
+            self._log.warning(
+                "other_rewards",
+                batch=batch.number,
+                groups=len(others) - former,
+                reason="the node's verifier and trainer were started with different rewards: a reward's file, a verifier, its "
+                "package or pass_at was changed between",
+                consequence="the groups are trained on with the verifier's rewards; held-out answers may be scored by the other",
+                remedy="restart the node's processes that were started before the change; `swarm status` names them",
+            )
 
     def _tell_left_out(self, record: StepRecord) -> None:
         """Log each reason for which a step leaves groups out, once."""

@@ -21,7 +21,7 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, RewardValues
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
-from shared.reward_files import code_hash, parts_of
+from shared.reward_files import code_hash, parts_of, verifier_words
 from shared.rewards import LocalOnly, Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime import FatalError
@@ -207,9 +207,12 @@ class RewardKnowledge:
                 if self._is_news("", "scorer_changed"):
                     self._log.warning(
                         "scorer_changed",
-                        reason="a verifier, its package or pass_at is not that of this node's former groups",
+                        rewards=", ".join(sorted({verifier_words(spec.verifier) for spec in self._config.tasks})),
+                        reason="one of these rewards is not that of this node's former groups: its file, its package or pass_at "
+                        "was changed, or [[tasks]]",
                         consequence="its rewards are learnt anew; waiting groups with former rewards are dropped",
-                        remedy="compare rewards and held-out scores only since now",
+                        remedy="compare rewards and held-out scores only since now; if the verifier was restarted alone, restart "
+                        "the node's generator, sampler and trainer too: until then they hold the former rewards",
                     )
             evaluated = await self._node.kv.get(self._bucket, subjects.EVAL_KEY)
             if evaluated is not None and (report := decode(evaluated.value, EvalReport)).scorer in (None, self._scorer):

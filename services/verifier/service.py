@@ -20,6 +20,7 @@ from services.verifier.sharing import Outbox, Reports
 from services.verifier.swarm_reader import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared.cancelling import run_until_stopped
+from shared.config.task_sections import rewards_id
 from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
 from shared.contracts.messages import RolloutGroup
@@ -81,6 +82,7 @@ class VerifierService:
         if config.nats.create_streams:
             consumer = verifier_consumer(config.verifier.ack_wait_s)
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), consumer)
+        context.status.scorer = rewards_id(config.tasks)
         figures = Figures(context.registry, context.status, (spec.dataset for spec in config.tasks))
         # If J is 0, or nothing trains here, no foreign groups are used, so none is read, checked or
         # scored.

@@ -13,14 +13,14 @@ from shared.importing import on_first_use
 if TYPE_CHECKING:
     from shared.config.load import ConfigError
     from shared.config.node import NodeConfig, load_config
-    from shared.config.task_sections import TaskSpec, scorers_id
+    from shared.config.task_sections import TaskSpec, rewards_id, scorers_id
 
-__all__ = ["ConfigError", "NodeConfig", "TaskSpec", "load_config", "scorers_id"]
+__all__ = ["ConfigError", "NodeConfig", "TaskSpec", "load_config", "rewards_id", "scorers_id"]
 
 _HOMES = {
     "ConfigError": "load",
     **dict.fromkeys(("NodeConfig", "load_config"), "node"),
-    **dict.fromkeys(("TaskSpec", "scorers_id"), "task_sections"),
+    **dict.fromkeys(("TaskSpec", "rewards_id", "scorers_id"), "task_sections"),
 }
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -313,10 +314,19 @@ def _scorer_id(verifier: str, dataset: str, pass_at: float | None) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def scorers_id(specs: Sequence[TaskSpec]) -> str:
-    """SHA-256 (hex) of the scorers of all task sources."""
-    scorers = sorted({(spec.dataset, spec.canonical_config, spec.scorer_id) for spec in specs})
+def scorers_id(specs: Sequence[TaskSpec], instead: Mapping[str, str] = MappingProxyType({})) -> str:
+    """SHA-256 (hex) of the scorers of all task sources. instead: the scorer that scored in place of
+    each of these.
+    """
+    scorers = sorted({(spec.dataset, spec.canonical_config, instead.get(spec.scorer_id, spec.scorer_id)) for spec in specs})
     return hashlib.sha256(json.dumps(scorers).encode()).hexdigest()
+
+
+def rewards_id(specs: Sequence[TaskSpec]) -> str:
+    """SHA-256 (hex) of the scorers alone: the same in each process of a node, whether or not it
+    reads the files with the questions, whose rows `scorers_id` names.
+    """
+    return hashlib.sha256(json.dumps(sorted({spec.scorer_id for spec in specs})).encode()).hexdigest()
 
 
 class EvalSet(TaskSpec):

@@ -304,6 +304,10 @@ class ServiceStatus(Message, frozen=True, kw_only=True):
     figures: Annotated[dict[ShortText, Number], Meta(max_length=64)]
     roles: Annotated[list[Role], Meta(max_length=4)] = []
     """The roles that the node has; empty: all four."""
+    scorer: Sha256 | None = None
+    """Identifies the rewards that the process has read (`shared.config.rewards_id`). A process
+    keeps them until it is started again, so those of a node differ after a change until all were.
+    """
 
 
 class TaskLedger(Message, frozen=True, kw_only=True):

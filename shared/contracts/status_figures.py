@@ -68,8 +68,8 @@ class StatusFigure(StrEnum):
     STALENESS_MAX = "staleness_max"
     STEP_SECONDS = "step_seconds"
     FORMER_REWARDS = "former_rewards"
-    """Groups of the newest step that were scored before their source's verifier, its package or
-    `pass_at` was changed; only if there are any.
+    """Groups of the newest step that another reward scored before the trainer read its own; only if
+    there are any.
     """
     MAX_STEPS = "max_steps"
     """Steps after which the trainer is finished (`trainer.max_steps`), if it has a number."""

@@ -128,6 +128,8 @@ class StatusBoard:
         self._replica = replica
         self._state = STARTING
         self._figures: dict[str, float] = {}
+        self.scorer: str | None = None
+        """As in `ServiceStatus`."""
         self._pace = WorkPace()
         self._started_at = time.time()
 
@@ -168,6 +170,7 @@ class StatusBoard:
             updated_at=time.time(),
             figures=dict(self._figures),
             roles=self._roles,
+            scorer=self.scorer,
         )
 
     async def report(self, transport: Transport, log: Log, clock: ClockSkew | None = None) -> None:

@@ -61,8 +61,8 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One step's mean rewards; None if it has no such groups. scorer: by which rewards; None: not
-    told, as the step before.
+    """One step's mean rewards; None if it has no such groups. scorer: by which rewards; None: by
+    two, or not told.
     """
 
     step: int

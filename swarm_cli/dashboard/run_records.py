@@ -19,12 +19,12 @@ import msgspec
 from shared.config import NodeConfig
 from shared.contracts.wire import is_node_name
 from shared.plain_files import open_plain, whole_lines
-from shared.run_records import METRICS_FILE, SAMPLES_FILE
+from shared.run_records import METRICS_FILE, SAMPLES_FILE, reward_changes
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.run_files import SetCurve, SetResult, read_sets, reward_changes, thinned
+from swarm_cli.observe.run_files import SetCurve, SetResult, read_sets, thinned
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.verdict import set_chance
 from swarm_cli.rollouts.records import HeldOutSample, Samples, read_samples

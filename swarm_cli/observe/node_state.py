@@ -143,7 +143,7 @@ class NodeState:
     shared_window: int | None = None
     """Its groups in the window of the swarm's stream; None if it is not known."""
     seen_rate: float | None = None
-    """Steps per minute between two looks; None at the first."""
+    """Steps per minute, of the steps that a view has seen; None before the second."""
 
     # What the trainer and the server tell.
 
@@ -173,9 +173,9 @@ class NodeState:
 
     @property
     def steps_per_minute(self) -> float | None:
-        """The rate between looks; at the first look by the length of the newest step. It falls once
-        the trainer stands for longer than three steps take. None if the node is not training or has
-        stalled.
+        """The rate of the steps that were seen; before the second one by the newest step's length.
+        It falls once the trainer stands for longer than three steps take. None if the node is not
+        training or has stalled.
         """
         if not self.alive("trainer") or self.finished or self.stall is not None:
             return None
@@ -534,6 +534,7 @@ class NodeState:
         elif newest is not None and newest.unknown:
             of = f"{newest.n:,} of {newest.n + newest.unknown:,} held-out answers"
             notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
+        notes += [self.apart] if self.apart else []
         notes += [words for verifier in self.alive("verifier")[:1] for words in local_only_words(verifier.figures)]
         if trainer := self.alive("trainer"):
             figures = trainer[0].figures
@@ -546,6 +547,30 @@ class NodeState:
             notes += filter(None, [alike_words(alike, self.node)])
         notes += [NO_PASS_SHOWN] if newest is not None and newest.n and newest.pass_rate is None else []
         return [*notes, *filter(None, [self.comparison.why_no_base])]
+
+    @property
+    def apart(self) -> str:
+        """Which processes hold a reward that was changed since they were started, in words; empty
+        if all hold one. The process that was started last has read the newest.
+        """
+        held = [status for role in ROLES for status in self.alive(role) if status.scorer is not None]
+        if len({status.scorer for status in held}) < 2:
+            return ""
+        newest = max(held, key=lambda status: status.started_at)
+        changed = [role for role in ROLES if any(each.role == role and each.scorer == newest.scorer for each in held)]
+        former = [role for role in ROLES if any(each.role == role and each.scorer != newest.scorer for each in held)]
+        scored = {"verifier": "training answers", "generator": "held-out answers"}
+        by = [
+            f"{what} are scored by the {'former' if role in former else 'new'} one"
+            for role, what in scored.items()
+            if role in (*changed, *former)
+        ]
+        told = ", ".join(former)
+        return (
+            f"the reward was changed: {' and '.join(changed)} read the new one, {told} still "
+            f"{'hold' if len(former) > 1 else 'holds'} the former{', so ' if by else ''}{' and '.join(by)}. Restart {told} "
+            f"(`swarm restart {visible(self.node, 32)}-{former[0]}`), or the whole node"
+        )
 
     # What cannot be written, or was not.
 

@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -169,18 +169,6 @@ def thinned(curve: Sequence[T], most: int) -> tuple[T, ...]:
     if len(curve) <= most:
         return tuple(curve)
     return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
-
-
-def reward_changes(scorers: Iterable[Any]) -> list[int]:
-    """How often the rewards had been changed before each step, by the `scorer` of its line; one
-    without goes with the step before. Mean rewards before and after a change cannot be compared.
-    """
-    changes, known, found = 0, None, []
-    for scorer in scorers:
-        if isinstance(scorer, str) and scorer != known:
-            changes, known = changes + (known is not None), scorer
-        found.append(changes)
-    return found
 
 
 def newest_step(node_dir: Path) -> dict[str, Any]:

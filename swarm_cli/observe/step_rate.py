@@ -5,36 +5,34 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+from shared.contracts.status_figures import StatusFigure
 from swarm_cli.observe.node_state import NodeState
 
 _RATE_WINDOW_S = 60.0
 
 
 class StepRate:
-    """One node's steps per minute, over the last minute, and since it last fell back: a trainer
-    that was killed takes the steps after its checkpoint again. The time before the first step is
-    seen, in which models load and the base policy is evaluated, does not count.
+    """One node's steps per minute, over the steps of the last minute or the newest two that were
+    seen, by the times at which the trainer ended them. It begins anew with a trainer that was
+    started again, and that takes the steps after its checkpoint again.
     """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
-        self._rose = False
 
-    def update(self, now: float, step: int) -> float | None:
-        """Record `step` at `now` (seconds). Returns the rate, or None at the first call and after a
-        fall.
+    def update(self, ended_at: float, step: int, started_at: float = 0.0) -> float | None:
+        """Record that `step` ended at `ended_at`, in a process of `started_at` (Unix times).
+        Returns the rate; None before a second step was seen.
         """
-        fell = bool(self._seen) and step < self._seen[-1][1]
-        self._rose = not fell and (self._rose or (bool(self._seen) and step > self._seen[-1][1]))
-        if not self._rose:
-            self._seen.clear()
-        elif now == self._seen[-1][0]:
-            self._seen.pop()
-        self._seen.append((now, step))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
-            self._seen.popleft()
-        elapsed_s = now - self._seen[0][0]
-        return 60.0 * (step - self._seen[0][1]) / elapsed_s if elapsed_s > 0 else None
+        seen = self._seen
+        if seen and (step < seen[-1][1] or seen[-1][0] < started_at):
+            seen.clear()
+        if not seen or step > seen[-1][1]:
+            seen.append((ended_at, step))
+        while len(seen) > 2 and seen[1][0] <= seen[-1][0] - _RATE_WINDOW_S:
+            seen.popleft()
+        elapsed_s = seen[-1][0] - seen[0][0]
+        return 60.0 * (seen[-1][1] - seen[0][1]) / elapsed_s if elapsed_s > 0 else None
 
 
 class StepRates:
@@ -44,5 +42,10 @@ class StepRates:
         self._rates: dict[str, StepRate] = {}
 
     def rated(self, node: NodeState) -> NodeState:
-        """The node with its steps per minute since it was looked at before."""
-        return replace(node, seen_rate=self._rates.setdefault(node.node, StepRate()).update(node.at, node.step))
+        """The node with the steps per minute that were seen since it was first looked at."""
+        trainer = node.alive("trainer")[:1]
+        step, ended_at = (trainer[0].figures.get(name) if trainer else None for name in (StatusFigure.STEP, StatusFigure.WORKED_AT))
+        if step is None or ended_at is None:
+            return replace(node, seen_rate=None)
+        rate = self._rates.setdefault(node.node, StepRate())
+        return replace(node, seen_rate=rate.update(ended_at, int(step), trainer[0].started_at))

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean, median
 from typing import Any, NamedTuple
 
-from shared.run_records import EVAL_FILE, unreadable
+from shared.run_records import EVAL_FILE, reward_changes, unreadable
 from shared.text import visible
 from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.run_files import (
@@ -119,9 +119,11 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
     version; either may be empty. lost: a sentence about evaluations that cannot be read.
     """
     outcome, held_out, _ = held_out_verdict(evaluations, lost)
+    changed = _changed_words(steps, evaluations)
     steps = _judged_alike(steps, evaluations)
     symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
     notes = [note for look in _NOTES if (note := look(steps))]
+    notes += [changed] if changed else []
     notes += [lost] if lost and lost not in held_out else []
     if symptoms and outcome is not Outcome.LEARNED:
         outcome = Outcome.FAILED
@@ -239,13 +241,28 @@ def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldO
 
 
 def _judged_alike(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> Sequence[Mapping[str, Any]]:
-    """The steps since the newest evaluation on other questions or with another reward, because
-    rewards of both cannot be compared either.
+    """The steps since the newest evaluation on other questions or with another reward, and since
+    the reward was changed, because rewards of both cannot be compared either.
     """
+    changes = reward_changes([step.get("scorer") for step in steps])
+    steps = [step for step, before in zip(steps, changes, strict=True) if before == changes[-1]]
     measures = [(each.held_out, each.scorer) for each in evaluations]
     others = [each.policy_version for each, measure in zip(evaluations, measures, strict=True) if measure != measures[-1]]
     since = max(others, default=-1)
     return [step for step in steps if step["step"] > since] if others else steps
+
+
+def _changed_words(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> str:
+    """That another reward was trained on from some step on; empty if none was."""
+    changes = reward_changes([step.get("scorer") for step in steps])
+    if not any(changes):
+        return ""
+    since = steps[changes.index(changes[-1])]["step"]
+    told = f"the reward was changed before step {since:,}: training rewards before and since cannot be compared"
+    versions = [each.policy_version for each in evaluations]
+    if versions and versions[0] < since <= versions[-1] and len({each.scorer for each in evaluations}) == 1:
+        told += "; the held-out scores are all by one reward, so the generator did not read the change"
+    return told
 
 
 def _too_few(evaluation: Evaluation) -> str:

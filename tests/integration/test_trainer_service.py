@@ -17,8 +17,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from services.trainer.export import export_policy
+from services.trainer.records import StepScorer
+from shared.config import TaskSpec, rewards_id, scorers_id
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, PolicyPointer, TrainerPosition
+from shared.contracts.messages import ScoredGroup
 from shared.contracts.senders import TrainerFindings
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.subjects import EVAL_KEY, FINDINGS_KEY, POLICY_KEY, TRAINER_KEY, node_bucket
@@ -47,6 +50,7 @@ from tests.integration.trainer_life import (
     trainer_position,
 )
 from tests.nats_server import NatsServer, own_plane
+from tests.unit.sampler_groups import scored_group as sampler_group
 
 __all__ = ["model", "tokenizer", "transport"]
 
@@ -106,6 +110,49 @@ async def test_groups_that_were_scored_before_the_reward_was_changed_are_trained
     (told,) = [words for words in node.notes if "before the reward was changed" in words]
     assert told.startswith("1 of the newest step's groups")
     await life.stop()
+
+
+async def test_groups_of_a_verifier_that_alone_read_a_changed_reward_were_not_scored_before_the_change(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 3, "constants": {"policy_check_fraction": 0.0}})
+    rng, present, changed = random.Random(0), config.tasks[0].scorer_id, "0" * 64
+    before, *since = (scored_group(tokenizer, rng) for _ in range(4))
+    now = time.time() + 3600.0  # after the trainer was started
+    new = [structs.replace(group, scorer=changed, scored_at=now) for group in since]
+    batches = [batch_of(1, [structs.replace(before, scorer=present)]), batch_of(2, [before, new[0]]), batch_of(3, new[1:])]
+    batches[1] = structs.replace(batches[1], items=[*batches[0].items, *batches[1].items[1:]])
+    await set_up(transport, batches)
+    life = Life(config, transport)
+    await life.until_finished()
+    assert life.context.status.get(StatusFigure.FORMER_REWARDS) == 0
+    assert life.context.status.snapshot().scorer == rewards_id(config.tasks), "so that displays see that the verifier's differs"
+    assert [line["groups"] for line in life.logged("other_rewards")] == [1], "once"
+    scorers = [line["scorer"] for line in metric_lines(config)]
+    assert scorers == [scorers_id(config.tasks), None, scorers_id(config.tasks, {present: changed})]
+    await life.stop()
+
+
+def test_which_rewards_a_step_got_is_known_of_several_sources_and_the_same_after_the_trainer_read_them() -> None:
+    specs = [TaskSpec.model_validate({"dataset": name, "pass_at": rate}) for name, rate in (("gcd", 0.5), ("chain_sum", 0.9))]
+    a, b = (spec.scorer_id for spec in specs)
+    new = "d" * 64
+    scorer = StepScorer(specs)
+
+    def of(*groups: tuple[str, str | None]) -> str | None:
+        return scorer.of([scored_by(dataset, scored) for dataset, scored in groups])
+
+    own = scorers_id(specs)
+    assert of(("gcd", new)) is None, "whose place it took is not known"
+    assert of(("gcd", a), ("chain_sum", b), ("chain_sum", None)) == own
+    assert of(("gcd", a), ("gcd", new)) is None
+    assert of(("chain_sum", b), ("gcd", new)) == scorers_id(specs, {a: new}) != own
+    assert of(("chain_sum", b)) == scorers_id(specs, {a: new}), "no group of the source says otherwise"
+    assert of(("gcd", a)) == own
+
+
+def scored_by(dataset: str, scorer: str | None) -> ScoredGroup:
+    return structs.replace(sampler_group(1, dataset=dataset), scorer=scorer)
 
 
 async def test_the_published_file_is_the_checkpointed_policy_under_hugging_face_names(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
+from msgspec import structs
 
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, LeaseRecord, PolicyPointer, ServiceStatus, TrainerPosition
@@ -20,7 +22,7 @@ from swarm_cli.observe.remedies import unanswered
 from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import SwarmState, held_out_history, node_state
 from swarm_cli.observe.status import as_object
-from swarm_cli.observe.step_rate import StepRate
+from swarm_cli.observe.step_rate import StepRate, StepRates
 from swarm_cli.runs import RunEnd
 
 NOW = 1_000_000.0
@@ -222,19 +224,25 @@ def test_the_last_policy_must_have_been_evaluated() -> None:
     assert evaluations_done([view(5, evaluated=5), unknown], 5)
 
 
-def test_the_step_rate_is_that_of_the_last_minute() -> None:
+def test_the_step_rate_is_that_of_the_last_minute_or_of_the_newest_two_steps() -> None:
     rate = StepRate()
-    assert rate.update(0.0, 0) is None
-    assert rate.update(30.0, 10) == 20.0
-    for second in range(40, 400, 10):
-        latest = rate.update(float(second), 10)
-    assert latest == 0.0
+    assert [rate.update(*each) for each in ((1.0, 1), (31.0, 11), (31.0, 11))] == [None, 20.0, 20.0]
+    assert rate.update(131.0, 12) == pytest.approx(0.6)
+    assert rate.update(231.0, 13) == pytest.approx(0.6), "a step of a hundred seconds has a rate too"
 
 
-def test_the_step_rate_does_not_count_the_time_before_the_first_step() -> None:
-    rate = StepRate()
-    assert [rate.update(float(second), 0) for second in range(0, 45, 5)] == [None] * 9
-    assert [rate.update(45.0, 4), rate.update(50.0, 8)] == [48.0, 48.0]
+def test_a_view_that_is_opened_just_before_a_step_does_not_count_from_when_it_was_opened() -> None:
+    """The first step ended 88 s before the view was opened, and the second 12 s after."""
+    rates, opened = StepRates(), NOW - 12.0
+
+    def looked(at: float, step: int, ended_at: float) -> float | None:
+        figures = {"step": float(step), "worked_at": ended_at, "step_seconds": 100.0}
+        trainer = structs.replace(status("trainer", **figures), updated_at=at, started_at=NOW - 5000)
+        return rates.rated(replace(view(step, statuses=(trainer,)), at=at)).steps_per_minute
+
+    assert looked(opened, 1, NOW - 100.0) == pytest.approx(0.6), "by the length of the step"
+    assert looked(NOW, 2, NOW) == pytest.approx(0.6)
+    assert looked(NOW + 70.0, 2, NOW) == pytest.approx(0.6), "a minute without a step"
 
 
 def test_a_node_that_begins_again_is_not_ending_because_its_processes_ended_a_moment_ago() -> None:
@@ -248,9 +256,11 @@ def test_a_node_that_begins_again_is_not_ending_because_its_processes_ended_a_mo
     assert (alpha["step"], alpha["figures_of_step"]) == (20, 14)
 
 
-def test_the_step_rate_of_a_trainer_that_takes_its_steps_again_is_not_negative() -> None:
+def test_the_step_rate_begins_anew_with_steps_that_are_taken_again_and_with_a_new_process() -> None:
     rate = StepRate()
-    assert [rate.update(*each) for each in ((0.0, 50), (30.0, 70), (40.0, 55), (50.0, 60))] == [None, 40.0, None, 30.0]
+    seen = [(1.0, 50), (31.0, 70), (40.0, 55), (50.0, 60)]
+    assert [rate.update(*each) for each in seen] == [None, 40.0, None, 30.0]
+    assert [rate.update(*each, started_at=8000.0) for each in ((9000.0, 61), (9010.0, 62))] == [None, 6.0]
 
 
 def all_unknown(step: int = 0, **verifier: float) -> NodeState:

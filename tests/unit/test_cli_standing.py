@@ -71,6 +71,19 @@ def test_the_rate_falls_before_a_stall_is_named() -> None:
     assert view(trainer=status("trainer", worked_s=30.0)).steps_per_minute == pytest.approx(2.0)
 
 
+def test_processes_that_hold_another_reward_than_the_one_started_last_are_named_with_what_they_score() -> None:
+    old, new = "a" * 64, "b" * 64
+    held = {role: msgspec.structs.replace(status(role), scorer=old) for role in ROLES}
+    assert view(**held).apart == "" and view().apart == "", "of a process that does not say it nothing is known"
+    changed = view(**held | {"verifier": msgspec.structs.replace(status("verifier"), scorer=new, started_at=NOW - 50)})
+    (told,) = [words for words in changed.notes if "reward was changed" in words]
+    assert told in shown(changed) and len(told) <= 300, "the page cuts a note there"
+    assert "training answers are scored by the new one and held-out answers are scored by the former one" in told
+    assert "`swarm restart alpha-generator`" in told and "Restart generator, sampler, trainer" in told
+    crashed = view(**held | {"generator": msgspec.structs.replace(status("generator"), scorer=new, started_at=NOW - 50)})
+    assert "training answers are scored by the former one and held-out answers are scored by the new one" in crashed.apart
+
+
 def test_every_display_says_the_same_of_a_stall() -> None:
     stuck = view(trainer=status("trainer", worked_s=16 * 60.0))
     words = "no step for 16m (usually every 1s)"

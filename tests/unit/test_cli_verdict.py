@@ -73,6 +73,17 @@ def test_rewards_of_two_rewards_are_not_compared_either() -> None:
     assert (found.outcome, len(found.reasons)) == (Outcome.UNKNOWN, 1)
 
 
+def test_a_reward_that_only_the_verifier_read_is_told_at_the_end_and_its_steps_are_not_compared_with_the_others() -> None:
+    ids = {"held_out": "a" * 64, "scorer": "b" * 64}
+    before, since = steps(20, reward_local=0.9, scorer="c" * 64), steps(20, reward_local=0.09, scorer="d" * 64)
+    ran = [*before, *({**step, "step": 20 + step["step"]} for step in since)]
+    found = verdict(ran, [Evaluation(version, 0.5, 200, **ids) for version in (0, 20, 40)])
+    _, told = found.reasons
+    assert found.outcome is Outcome.UNCLEAR and "before step 21" in told and "generator did not read the change" in told
+    _, told = verdict(ran, []).reasons
+    assert "before step 21" in told and "generator" not in told
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

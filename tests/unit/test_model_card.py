@@ -134,3 +134,6 @@ def test_a_card_shows_no_base_score_by_another_reward_and_says_so() -> None:
     reports = [report for line in lines if (report := eval_report("alpha", line))]
     card = model_card(model, 7, evaluations=reports, steps=[], origin="run, node alpha", dtype="float32", adapter=False)
     assert "0.500" in card and "0.050" not in card and "another reward" in card
+    steps = [{"step": step, "scorer": ("d" if step < 4 else "e") * 64, "groups_local": 2} for step in range(1, 8)]
+    card = model_card(model, 7, evaluations=reports, steps=steps, origin="run, node alpha", dtype="float32", adapter=False)
+    assert "| reward | changed before step 4" in card

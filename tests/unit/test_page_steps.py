@@ -72,9 +72,8 @@ def test_the_rewards_of_all_steps_are_drawn_from_the_trainers_records(tmp_path: 
     assert [each[0] for each in steps_object([], batches, 3)] == [3, 4, 5], "without records the batches tell"
 
 
-def test_steps_after_a_change_of_the_reward_are_told_apart_and_those_of_former_groups_go_with_the_earlier_ones(
-    tmp_path: Path,
-) -> None:
+def test_steps_after_a_change_of_the_reward_are_told_apart_also_those_that_two_rewards_scored(tmp_path: Path) -> None:
+    """Steps of which no reward is known yet are no change; null after one was is."""
     scorers = [None, "1" * 64, None, "1" * 64, None, "2" * 64, "2" * 64]
     lines = [
         {"step": n, "time": NOW, "updated": True, "reward_local": 0.5} | ({} if scorer is None else {"scorer": scorer})
@@ -83,7 +82,7 @@ def test_steps_after_a_change_of_the_reward_are_told_apart_and_those_of_former_g
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = RunRecords(load_config(DEMO_CONFIG))
     records.count({"alpha": tmp_path})
-    assert [each[5] for each in steps_object(records.rewards("alpha"), [], 0)] == [0, 0, 0, 0, 0, 1, 1]
+    assert [each[5] for each in steps_object(records.rewards("alpha"), [], 0)] == [0, 0, 1, 2, 3, 4, 4]
 
 
 def test_rewards_have_the_digits_that_other_displays_write() -> None:
