@@ -22,6 +22,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import RewardValues
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task
+from shared.reward_files import verifier_words
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime.exits import EXIT_CONFIG, FatalError
 from shared.tasks.derive import derive_task, task_ref
@@ -325,6 +326,7 @@ async def test_a_reward_that_was_edited_under_its_name_forgets_the_rewards_of_th
     url, right = nats_server().url, task().answer
     config = node(tmp_path, url)
     found: list[ScoredGroup] = []
+    held: list[str | None] = []
     written(tmp_path, monkeypatch, PENALTY)
     with capture_logs() as logs:
         for draw, code in enumerate((PENALTY, NEGATIVE)):
@@ -335,10 +337,13 @@ async def test_a_reward_that_was_edited_under_its_name_forgets_the_rewards_of_th
                 await until(lambda: queue_is_empty(running.node, "alpha"))
                 *_, newest = await scored(running.node, "alpha")
                 found.append(newest)
+                held.append(running.status.snapshot().scorer)
     before, after = found
     assert before.passed is None and after.passed == [False, False, True]
     assert before.scorer != after.scorer and None not in (before.scorer, after.scorer)
-    assert len([line for line in logs if line["event"] == "scorer_changed"]) == 1
+    assert None not in held and held[0] != held[1], "displays compare it with what the other processes hold"
+    (told,) = [line for line in logs if line["event"] == "scorer_changed"]
+    assert told["rewards"] == verifier_words(config.tasks[0].verifier)
 
 
 @pytest.mark.slow
