@@ -1,4 +1,4 @@
-# make run | dashboard | test | check | bench | images | clean. `make help` explains them.
+# make run | dashboard | test | check | bench | plot | images | clean. `make help` explains them.
 #
 # The environment is .venv. Stamp files in it record what is installed, so that later `make` runs
 # start at once.
@@ -38,7 +38,7 @@ SOURCES := services shared swarm_cli lab monitoring
 # Hides packages that are already installed, but shows what pip downloads and installs.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run dashboard watch test test-full test-containers test-cluster check quick-tests lint bench gpu-check chaos docs images clean clean-all venv
+.PHONY: help run dashboard watch test test-full test-containers test-cluster check quick-tests lint bench gpu-check chaos plot docs images clean clean-all venv
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -105,6 +105,9 @@ gpu-check: $(VENV)/.installed-dev  ## Check parity, resume, speed, memory, delta
 chaos: $(VENV)/.installed-test  ## Inject faults everywhere and check that nothing is lost (half an hour); writes the figures of docs/reliability.md
 	@$(PIP) install -q 'atheris>=3,<4' || echo 'atheris cannot be installed here: coverage-guided fuzzing is skipped'
 	CHAOS=full $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/chaos tests/fuzz tests/integration/test_trainer_killed.py
+
+plot: $(VENV)/.installed  ## Draw the learning curves of a run as PNG; RUN=name
+	@$(BIN)/swarm plot $(or $(RUN),$(error which run? make plot RUN=name; they are in var/runs))
 
 docs: $(VENV)/.installed-docs  ## Build the documentation site in build/docs; fails on a broken link or a warning; open build/docs/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

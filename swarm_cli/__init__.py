@@ -1,4 +1,4 @@
-"""The command line: `swarm up`, `swarm status`, `swarm rollouts` and the rest.
+"""The command line: `swarm up`, `swarm status`, `swarm plot` and the rest.
 
 It may use anything in `shared` and `services`; neither of them knows of it. Importing it is cheap:
 torch, transformers and matplotlib are imported inside the commands that need them.

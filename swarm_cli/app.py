@@ -29,8 +29,11 @@ COMMANDS = {
     },
     HERE: {
         "status": "swarm_cli.observe.status:status",
+        "top": "swarm_cli.observe.top:top",
+        "plot": "swarm_cli.observe.plot:plot",
         "down": "swarm_cli.local.control:down",
         "restart": "swarm_cli.local.control:restart",
+        "add": "swarm_cli.local.control:add",
         "progress": "swarm_cli.observe.progress:progress",
     },
     OTHERS: {
@@ -40,11 +43,12 @@ COMMANDS = {
         "ban": "swarm_cli.node_commands:ban",
         "unban": "swarm_cli.node_commands:unban",
     },
+    OPERATION: {"trace": "swarm_cli.trace:trace"},
 }
 GROUPS = {
     FIRST: {"model": "swarm_cli.model.commands:model_app"},
     HERE: {"config": "swarm_cli.config_commands:config_app", "task": "swarm_cli.task_commands:task_app"},
-    OTHERS: {"keys": "swarm_cli.key_commands:keys_app"},
+    OTHERS: {"keys": "swarm_cli.key_commands:keys_app", "roster": "swarm_cli.key_commands:roster_app"},
     OPERATION: {
         "experiment": "swarm_cli.experiment_commands:experiment_app",
         "dlq": "swarm_cli.node_commands:dlq_app",
@@ -64,8 +68,8 @@ process.
 EXIT_REPLACED = 78
 REMEDY = "give Swarm an environment of its own (`python -m venv swarm-env`, and install it there)"
 _VERSION = "--version"
-_LOOKING_COMMANDS = {"answer", "ban", "dashboard", "dlq", "rollouts", "status", "unban"}
-_READING_COMMANDS = {"dashboard", "rollouts", "status"}
+_LOOKING_COMMANDS = {"answer", "ban", "dashboard", "dlq", "rollouts", "status", "top", "trace", "unban"}
+_READING_COMMANDS = {"dashboard", "rollouts", "status", "top", "trace"}
 _DERIVING_COMMANDS = {"answer", "config", "eval", "experiment", "join", "k8s", "new", "task"}
 
 
@@ -75,6 +79,8 @@ def build(only: str = "") -> typer.Typer:
     with none if `only` asks for the version.
     """
     import typer
+
+    from swarm_cli.console import Command
 
     built = typer.Typer(
         rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
@@ -98,13 +104,17 @@ def build(only: str = "") -> typer.Typer:
                 built.command(
                     name=name,
                     hidden=name in HIDDEN,
+                    cls=Command,
                     rich_help_panel=heading,
                     short_help=_first_sentence(command.__doc__ or ""),
                 )(command)
     for heading, groups in GROUPS.items():
         for name, where in groups.items():
             if _wanted(name, only):
-                built.add_typer(_found(where), rich_help_panel=heading)
+                group = _found(where)
+                for each in group.registered_commands:
+                    each.cls = Command
+                built.add_typer(group, rich_help_panel=heading)
     return built
 
 

@@ -31,7 +31,7 @@ from swarm_cli.config_checks import entry_problems, folder_problems, objective_p
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, is_toy, toy_problem, toy_to_be_built
-from swarm_cli.local.layout import is_free
+from swarm_cli.local.procfile import is_free
 from swarm_cli.model.facts import read_facts
 from swarm_cli.risky_settings import (
     left_out_rows,

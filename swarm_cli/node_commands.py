@@ -92,7 +92,7 @@ def _added(bans: BanList, made: Ban, now_s: float) -> BanList:
     changed = bans.in_force(now_s).with_ban(made)
     if len(changed.bans) > MAX_BANS:
         raise CommandError(
-            f"{MAX_BANS} senders are banned already: use a roster of admitted nodes instead (verifier.trust, verifier.roster_file)"
+            f"{MAX_BANS} senders are banned already: use a roster of admitted nodes instead (verifier.trust, `swarm roster`)"
         )
     return changed
 
@@ -140,7 +140,7 @@ async def _change(plane: Transport, bucket: str, change: Callable[[BanList], Ban
         except TooLarge:
             raise CommandError(
                 "the list of bans would be larger than the bucket takes (1 MiB): give shorter reasons, or use a roster of admitted "
-                "nodes instead (verifier.trust, verifier.roster_file)"
+                "nodes instead (verifier.trust, `swarm roster`)"
             ) from None
         return
     raise CommandError("other processes kept changing the bans: try again")

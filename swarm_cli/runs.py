@@ -350,11 +350,11 @@ class RunGone(NotConnected):
         super().__init__(end.sentence(folder.name, time.time()))
         self.folder, self.end = folder, end
 
-    def ending(self) -> CommandError:
-        """The error that ends `swarm status`, with the commands that show the run and start it
+    def ending(self, command: str) -> CommandError:
+        """The error that ends a view of the run, with the commands that show it and start it
         again.
         """
-        return CommandError(f"{self}\n{afterwards(self.folder, 'swarm status')}", self.end.exit_code)
+        return CommandError(f"{self}\n{afterwards(self.folder, command)}", self.end.exit_code)
 
 
 def afterwards(folder: Path, command: str) -> str:

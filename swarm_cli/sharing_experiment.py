@@ -47,7 +47,7 @@ from swarm_cli.chosen_config import default_file, load_chosen
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import own_modules
-from swarm_cli.local.layout import PORTS_PER_NODE, SWARM_URL_VARIABLE, is_free, node_name
+from swarm_cli.local.procfile import PORTS_PER_NODE, SWARM_URL_VARIABLE, is_free, node_name
 from swarm_cli.observe.run_files import Evaluation, read_evaluations, read_steps
 from swarm_cli.runs import MAX_NODES
 

@@ -199,7 +199,7 @@ def running_run(run: str, var_dir: Path | None) -> Path:
 
 def _instead(elsewhere: Sequence[Path]) -> str:
     if not elsewhere:
-        return "nothing of yours is running on this machine"
+        return "nothing of yours is running on this machine (end a `honcho start` with Ctrl-C)"
     lines = [
         f"  run {visible(folder.name, 80)}   --var-dir {shlex.quote(visible(str(folder.parent.parent), 400))}"
         for folder in elsewhere

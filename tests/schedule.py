@@ -43,6 +43,7 @@ DEAREST = (
     "tests/integration/test_wheel.py",
     "tests/integration/test_verifier_scoring_cost.py",
     "tests/e2e/test_secured_swarm.py",
+    "tests/integration/test_top.py",
     "tests/integration/test_ended_run.py",
     "tests/integration/test_transport_nats.py",
     "tests/integration/test_policy_refused.py",

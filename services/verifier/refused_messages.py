@@ -236,7 +236,7 @@ FILES_KEPT = 8
 
 class RefusedRecord:
     """Writes the last refusals of one replica to `refused-<replica>.jsonl` in the run's folder, for
-    `swarm rollouts --refused`: a snapshot, written in a thread at most every
+    `swarm rollouts --refused` and `swarm trace`: a snapshot, written in a thread at most every
     `WRITE_PERIOD_S`, so however many messages are refused, it neither grows nor slows the border.
     """
 

@@ -228,7 +228,7 @@ class RewardKnowledge:
             self._log.debug("reward_values_not_shared", reason=str(error))
 
     def _write(self) -> None:
-        """Write the counts of unknown rewards where the page and the end of a run read them."""
+        """Write the counts of unknown rewards where `swarm plot` and the end of a run read them."""
         if not self._unwritten:
             return
         counts = sorted((dataset, cause, answers) for dataset, found in self._unknown.items() for cause, answers in found.items())

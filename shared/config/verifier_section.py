@@ -111,7 +111,7 @@ class VerifierSection(Section):
     )
     roster_file: Path = Field(
         Path("var/roster.txt"),
-        description="File with lines of the form `name key [note]`. It is reloaded when it changes.",
+        description="File with lines of the form `name key [note]`; see `swarm roster`. It is reloaded when it changes.",
     )
     signing_key_file: str = Field(
         "",

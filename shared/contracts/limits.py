@@ -102,8 +102,8 @@ class SwarmLimits:
     group_max_bytes: int = 64 * MIB
     evals_max_age_s: float = 30 * DAY_S
     evals_max_per_node: int = 1024
-    """Held-out reports kept per node: four times what `swarm status` draws, or 30 days at one
-    report every 42 minutes.
+    """Held-out reports kept per node: four times what `swarm top` draws, or 30 days at one report
+    every 42 minutes.
     """
     eval_max_bytes: int = 32 * 1024
     """Largest report: room for about 300 datasets (reasoning-gym has about 100); a report on ten

@@ -1,5 +1,5 @@
 """State and figures in a process's status (`ServiceStatus`), and whether its age shows that the
-process is alive. `swarm status`, the page and the progress view read it; Prometheus
+process is alive. `swarm status`, `swarm top`, the page and the progress view read it; Prometheus
 has more figures, under other names (docs/metrics.md).
 """
 

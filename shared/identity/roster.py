@@ -43,7 +43,7 @@ def parse_roster(text: str) -> dict[str, RosterEntry]:
             continue
         problem = _problem(fields, entries, keys)
         if problem:
-            raise RosterError(f"line {number}: {problem}: each line is `name key [note]`")
+            raise RosterError(f"line {number}: {problem}: each line is `name key [note]`, see `swarm roster`")
         entry = RosterEntry(fields[0], fields[1], fields[2].strip() if len(fields) > 2 else "")
         entries[entry.name] = entry
         keys[entry.public_key] = entry.name
@@ -59,9 +59,7 @@ def read_roster(path: Path) -> dict[str, RosterEntry]:
     try:
         return parse_roster(read_named(path, MAX_BYTES).decode())
     except FileNotFoundError:
-        raise RosterError(
-            f"roster {path} does not exist: create it, with a line `name key [note]` for each node that is admitted"
-        ) from None
+        raise RosterError(f"roster {path} does not exist: create it with `swarm roster add NAME KEY`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RosterError(f"roster {path} cannot be read ({error_text(error)}): correct the path or its rights") from None
     except RosterError as error:

@@ -42,8 +42,8 @@ crashes within the window.
 """
 
 FILE_VARIABLE = "SUPERVISE_DEATHS"
-"""Names the file for a process that `swarm up` supervises. Not a setting: it differs between the
-processes of a node.
+"""Names the file for `shared.runtime.supervise`. Not a setting: it differs between the processes of
+a node.
 """
 KEPT = 16
 WHY_CHARACTERS = 600

@@ -126,7 +126,9 @@ def main(role: Role, kind: type[C], build: Callable[[C], Service]) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit at once: the interpreter takes seconds to tear down torch and similar libraries."""
+    """Exit at once: the interpreter takes seconds to tear down torch and similar libraries, and
+    honcho kills after five.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,7 +14,7 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import count, note
 from swarm_cli.dashboard.server import PageServer
 from swarm_cli.dashboard.swarm_source import SwarmSource
-from swarm_cli.local.layout import check_ports
+from swarm_cli.local.procfile import check_ports
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.runs import RunEnd
 from swarm_cli.target import LookRunOption, Target, check_listening, looking_at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.config_checks import check_objective
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.invitation import Invitation, given_invitation, given_text
+from swarm_cli.invitation import Invitation, Member, given_invitation, given_text
 from swarm_cli.join import findings
 from swarm_cli.join.findings import Finding
 from swarm_cli.join.hub import look_at_hub
@@ -42,15 +43,7 @@ from swarm_cli.join.newcomer import (
 )
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.control import ControlHandler, answering, holding_run, refuse_running
-from swarm_cli.local.layout import (
-    DEFAULT_NATS_PORT,
-    OTHER_PORTS,
-    SWARM_URL_VARIABLE,
-    Layout,
-    check_ports,
-    check_server,
-    process_lines,
-)
+from swarm_cli.local.procfile import DEFAULT_NATS_PORT, OTHER_PORTS, SWARM_URL_VARIABLE, Layout, check_ports, process_lines
 from swarm_cli.local.supervisor import lines_for_people, run_lines
 from swarm_cli.local.up import RolesOption, chosen_roles, configured_base_port, note_of, with_unsaved
 from swarm_cli.model.facts import read_facts
@@ -84,6 +77,14 @@ def join(
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="End after this many steps; 0: run until Ctrl-C.")] = 0,
     roles: RolesOption = "",
+    accept_roster: Annotated[
+        bool | None,
+        typer.Option(
+            "--accept-roster/--keep-roster",
+            help="Whether a later token's nodes are added to the roster.  [default: ask]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Join a swarm: make keys, check that this machine fits the swarm, and run a node.
 
@@ -95,7 +96,7 @@ def join(
         note("this token holds a key, and other users of this machine can see command lines: next time pipe it to `swarm join -`")
     chosen = partial(prepare, name=name, model=model, revision=revision, tasks=tasks, roles=chosen_roles(roles))
     prepared = partial(chosen, config=config, nats_port=nats_port)
-    newcomer = prepared(invitation)
+    newcomer = prepared(without_roster(invitation) if accept_roster is False else invitation)
     failed = []
     for finding in chain(newcomer.look(thoroughly=check), newcomer.look_at_ports(nats_port, base_port) if check else ()):
         say(indented(finding.line))
@@ -105,13 +106,9 @@ def join(
     if check:
         say("all is well: omit --check to join")
         return
-    if added := newcomer.folder.lines_to_add_by_hand(newcomer.invitation.roster, newcomer.signing_key):
-        lines = "\n".join(f"  {member.node} {member.public_key}" for member in added)
-        note(
-            "this node has joined before, so whom it admits stays as it is. The token, into which anybody may put lines, has more; "
-            f"add those that the operator confirms to {newcomer.folder.roster_file}:\n{lines}"
-        )
-        newcomer = prepared(msgspec.structs.replace(invitation, roster=[]))
+    added = newcomer.folder.lines_to_ask_about(newcomer.invitation.roster, newcomer.signing_key)
+    if added and not accept_roster and not confirmed(added, newcomer.folder.roster_file.exists()):
+        newcomer = prepared(without_roster(invitation))
     raise typer.Exit(newcomer.run(nats_port, base_port, steps))
 
 
@@ -174,7 +171,6 @@ class Newcomer:
         check_objective(config)
         layout, run_folder = self._layout(nats_port, base_port), self._run_folder
         with holding_run(run_folder):
-            check_server(layout)
             self._check_ports(layout.ports)
             ensure_toy_policy(config)
             self._configure(steps)
@@ -185,7 +181,7 @@ class Newcomer:
                 os.environ,
                 ends_by_steps=steps > 0,
                 log_file=run_folder / "up.log",
-                beside=lambda supervisor: answering(run_folder, ControlHandler(supervisor).answer),
+                beside=lambda supervisor: answering(run_folder, ControlHandler(supervisor, layout).answer),
             )
             outcome = with_unsaved(outcome, run_folder, layout)
             write_end(run_folder, outcome.code, outcome.first)
@@ -206,7 +202,7 @@ class Newcomer:
             nats_port,
             base_port or configured_base_port(config, 1),
             config=self.folder.config_file,
-            folder=self._run_folder,
+            var_dir=config.node.var_dir,
             names=(config.node.id,),
             roles=config.node.role_names,
         )
@@ -240,7 +236,7 @@ class Newcomer:
             for member in self.folder.keep_roster(self.invitation.roster):
                 note(
                     f"from the token, this node now admits {member.node} ({member.public_key}); "
-                    f"to take that back, remove its line from {self.folder.roster_file}"
+                    f"`swarm roster remove {member.node} --file {self.folder.roster_file}` takes that back"
                 )
         replace_file(self.folder.config_file, config_toml(config, ()))
         os.environ.update(
@@ -257,7 +253,7 @@ class Newcomer:
             "and the same command continues it"
         )
         note(f"files: {config.node.run_dir}; configuration: {self.folder.config_file}")
-        note(f"look:  swarm status --config {self.folder.config_file}, swarm status --token TOKEN")
+        note(f"look:  swarm top --config {self.folder.config_file}, swarm status --token TOKEN")
 
 
 def prepare(
@@ -313,3 +309,29 @@ def _model_problems(model: ModelSection, thoroughly: bool) -> Callable[[], list[
         return lambda: [problem]
     facts = read_facts(model) if thoroughly else None
     return lambda: facts().problems if facts else []
+
+
+def without_roster(invitation: Invitation) -> Invitation:
+    """The same token without lines of a roster."""
+    return msgspec.structs.replace(invitation, roster=[])
+
+
+def confirmed(added: list[Member], has_roster: bool) -> bool:
+    """Return whether the person at the terminal wants these lines of a token added to the node's
+    roster.
+
+    Raises:
+        CommandError: there is no terminal to ask at.
+    """
+    lines = "\n".join(f"  {member.node} {member.public_key}" for member in added)
+    effect = "admit these nodes as well" if has_roster else "admit only these nodes and no longer any"
+    told = (
+        f"this node has joined before, and the token would make it {effect}; anybody with a token can have put them there:\n{lines}"
+    )
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise CommandError(
+            f"{told}\nif you know them (from the operator, through another channel than the token): --accept-roster; to join with "
+            "the roster as it is: --keep-roster"
+        )
+    typer.echo(told, err=True)
+    return typer.confirm("Admit them? (n: join with the roster as it is)", default=False, err=True)

@@ -221,7 +221,7 @@ def admission(invitation: Invitation, wanted: str, signing_key: str) -> Finding 
         "roster",
         None,
         "this node is not on the swarm's roster: other nodes refuse its groups (unknown_key), but it accepts theirs. Ask the "
-        f"operator to add this line to the roster:\n  {wanted} {signing_key}\n(in a cluster: to keys/roster.txt, for "
+        f"operator to add it with:\n  swarm roster add {wanted} {signing_key}\n(in a cluster: to keys/roster.txt, for "
         "`swarm k8s secrets`)",
     )
 

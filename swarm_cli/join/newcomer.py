@@ -263,10 +263,10 @@ class JoinFolder:
             raise CommandError(_unusable(self.roster_file, error)) from None
         return [member for member in members if member.node not in before]
 
-    def lines_to_add_by_hand(self, members: list[Member], own_key: str) -> list[Member]:
-        """Those of a later token's lines that would change whom this node admits: anybody with a
-        token can have put them there. None in a folder that no node has joined from. The node's
-        line for itself (`own_key`) is no change. Raises CommandError.
+    def lines_to_ask_about(self, members: list[Member], own_key: str) -> list[Member]:
+        """Those of a later token's lines that would change whom this node admits; none in a folder
+        that no node has joined from. The node's line for itself (`own_key`) is no change. Raises
+        CommandError.
         """
         if not self.roster_file.exists() and not self.config_file.exists():
             return []
@@ -284,7 +284,7 @@ class JoinFolder:
             if known.setdefault(member.node, RosterEntry(member.node, member.public_key)).public_key != member.public_key:
                 raise CommandError(
                     f"{self.roster_file} has another key for {member.node} than the token: ask the operator which is right, "
-                    f"then remove the line of {member.node} from the file, or ask for another token"
+                    f"then `swarm roster remove {member.node} --file {self.roster_file}` or another token"
                 )
         return known
 

@@ -1,1 +1,1 @@
-"""`swarm up`: a swarm on one machine, from its processes and ports to its base policy."""
+"""`swarm up`: a swarm on one machine, from the Procfile to its ports and its base policy."""

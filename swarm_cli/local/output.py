@@ -17,7 +17,7 @@ from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from swarm_cli.local.layout import VIEW
+from swarm_cli.local.procfile import VIEW
 
 SYSTEM = "swarm"
 """The name before the lines of `swarm up` itself."""

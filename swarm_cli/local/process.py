@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from shared.cancelling import cancel_and_wait
-from shared.runtime.exits import EXIT_CONFIG, FILE_VARIABLE, deaths_file, forget_deaths, note_death
+from shared.runtime.exits import FILE_VARIABLE, deaths_file, forget_deaths, note_death
 from shared.runtime.process_limits import ending_with_parent
 
 RUN_VARIABLE = "SUPERVISE_RUN"
@@ -74,8 +74,8 @@ class Process:
 
     @property
     def left_behind(self) -> bool:
-        """True if it has ended but a process that it started has not, such as a scorer that the
-        kernel has only just signalled.
+        """True if it has ended but a process that it started has not. This happens if
+        `shared.runtime.supervise` was killed and the kernel has only just signalled its service.
         """
         try:
             os.killpg(self.pid, 0)
@@ -88,27 +88,33 @@ class Process:
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
         return self._ended.result() if done else None
 
-    def note_death(self, code: int, delay_s: float | None) -> None:
-        """Note that it crashed or was killed and starts again after `delay_s` (None: never). One
-        that cannot go on (78) has noted why itself.
+    def note_death(self, code: int, delay_s: float) -> None:
+        """Note that it was killed and starts again after `delay_s`. Its crashes beneath
+        `shared.runtime.supervise` are noted there.
         """
-        if self._deaths and code not in (0, EXIT_CONFIG):
+        if self._deaths and code < 0:
             note_death(self._deaths, code, delay_s)
 
-    def ask_to_end(self) -> None:
-        """Send it SIGTERM, and wake its group: a stopped process (SIGSTOP, Ctrl-Z) would never
+    def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send it a signal, and wake its group: a stopped process (SIGSTOP, Ctrl-Z) would never
         obey.
         """
         if self.running:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+                os.kill(self.pid, number)
                 os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL to it and to all processes of its group."""
+        """Send SIGKILL to it, to all processes of its group, and to its children in other groups: a
+        lingering server that hangs would keep its port.
+        """
         if self.running or self.left_behind:
+            children = _children(self.pid)
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+            for pid in children:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _read(self) -> None:
         """Pass on the lines it has written; at the end of the output, stop watching the pipe."""
@@ -153,6 +159,15 @@ class Process:
         self._rest = b""
 
 
+def _children(pid: int) -> list[int]:
+    """The processes that a running process started; empty on systems other than Linux."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in file.read_text().split()]
+    return found
+
+
 _KILLED_S = 10.0
 """How long a killed process may take to disappear: it may be waiting in the kernel for a slow disk.
 """
@@ -195,14 +210,14 @@ class Endings:
         """The grace period of a process that is being ended; None if it is not."""
         return self._waiting[name][1] if name in self._waiting else None
 
-    async def end(self, process: Process, grace_s: float) -> None:
-        """Ask a process to end. Kill it after the grace period, or when hurried."""
+    async def end(self, process: Process, number: signal.Signals, grace_s: float) -> None:
+        """Ask a process to end by a signal. Kill it after the grace period, or when hurried."""
         hurry = asyncio.Event()
         if self.hurried or grace_s <= 0:
             hurry.set()
         self._waiting[process.name] = (hurry, grace_s)
         try:
-            process.ask_to_end()
+            process.ask_to_end(number)
             ended, hurried = asyncio.ensure_future(process.wait()), asyncio.ensure_future(hurry.wait())
             await asyncio.wait({ended, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
             await cancel_and_wait(ended, hurried)

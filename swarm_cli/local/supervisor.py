@@ -1,5 +1,7 @@
-"""Runs a swarm's processes on this machine until the run is over: starts them, again if they crash,
-restarts and ends them.
+"""Runs a swarm's processes on this machine until the run is over: starts, restarts, adds, ends.
+
+`honcho start` runs the same lines, for developers. `swarm up` does not use it, because honcho ends
+all processes when one ends, and hangs when nobody reads its output.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from pathlib import Path
 
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
-from shared.runtime.exits import BACKOFF_S, CRASH_WINDOW_S, EXIT_CONFIG, EXIT_UNSAVED, MAX_CRASHES
+from shared.runtime.exits import BACKOFF_S, CRASH_WINDOW_S, EXIT_CONFIG, EXIT_UNSAVED
 from swarm_cli.installation import own_modules
-from swarm_cli.local.layout import SERVER, VIEW, node_of
 from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import RUN_VARIABLE, WAITED_FOR, Endings, Process, forget_earlier_deaths, reaping_orphans
+from swarm_cli.local.procfile import SERVER, VIEW, node_of
 
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
@@ -115,13 +117,33 @@ class Supervisor:
             grace_s = self._grace_s if grace_s is None else grace_s
             within = f"asked to end within {grace_s:g} s" if grace_s else "killed"
             self._say(f"{name} (process {before.pid}) is to start again: it is {within}")
-            await self._endings.end(before, grace_s)
+            await self._endings.end(before, signal.SIGINT if name == SERVER else signal.SIGTERM, grace_s)
         if self._over.done():
             return f"{name}: the run is ending"
         self._rules.started_again(name)
         self._lines[name] = command
         self._start(name)
         return f"{name}: process {self._running[name].pid}" + (f", was {before.pid}" if before else "")
+
+    async def change(self, lines: Mapping[str, str]) -> list[str]:
+        """Start the processes that are new in `lines`, and restart those with a changed command
+        (the view, whose command lists the nodes); returns a line for each new one.
+        """
+        said = []
+        async with self._changing:
+            if not self._over.done() and (new := dict.fromkeys(node_of(name) for name in lines if name not in self._lines)):
+                self._say(f"added: {', '.join(new)}")
+            for name, command in lines.items():
+                if self._lines.get(name) == command or self._over.done():
+                    continue
+                if name in self._lines:
+                    await self._restart(name, command)
+                    continue
+                self._lines[name] = command
+                self._output.expect(name)
+                self._start(name)
+                said.append(f"{name}: process {self._running[name].pid}")
+        return said
 
     def _state(self, name: str) -> str:
         process = self._running.get(name)
@@ -146,16 +168,14 @@ class Supervisor:
             if self._over.done():
                 return
             follows = self._rules.after_end(name, code, time.monotonic(), frozenset(self._lines))
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            if isinstance(follows, EndRun):
+                self.end(_as_exit_code(follows.code), name)
+                return
             if not isinstance(follows, StartAgain):
-                self._running[name].note_death(code, None)
-                if isinstance(follows, EndRun):
-                    self.end(_as_exit_code(follows.code), name)
-                    return
-                often = f"{how} {MAX_CRASHES} times in {CRASH_WINDOW_S:.0f} s and is given up"
-                why = "cannot go on" if code == EXIT_CONFIG else often
+                why = "cannot go on" if code == EXIT_CONFIG else f"was given up with code {code}"
                 self._say(f"{name} {why}; the others go on. Fix the cause, which it names above, then: swarm restart {name}")
                 return
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             self._say(f"{name} {how}: it starts again in {follows.delay_s:g} s")
             self._running[name].note_death(code, follows.delay_s)
             await self._launch_later(name, follows.delay_s)
@@ -193,9 +213,9 @@ class Supervisor:
         service that is ending still needs its answers.
         """
         others = [process for name, process in self._running.items() if name != SERVER]
-        await asyncio.gather(*(self._endings.end(process, self._grace_s) for process in others))
+        await asyncio.gather(*(self._endings.end(process, signal.SIGTERM, self._grace_s) for process in others))
         if SERVER in self._running:
-            await self._endings.end(self._running[SERVER], min(self._grace_s, SERVER_GRACE_S))
+            await self._endings.end(self._running[SERVER], signal.SIGINT, min(self._grace_s, SERVER_GRACE_S))
         await cancel_and_wait(*self._watches.values())
 
     def _obey_signals(self) -> None:
@@ -266,7 +286,7 @@ class RunRules:
     |---|---|
     | the progress view, with all steps done | the run ends, with code 0 |
     | the progress view, in any other way | it is restarted: a failed view must not end the run |
-    | a service or the server, unasked | it is restarted, each time later |
+    | a service, with 0, 74 or by a signal, unasked | it is restarted, each time later |
     | a service for good (code 78, or many crashes) | it stays down and the others go on, except |
     | ... in a run with a number of steps | the run ends, with its code: it cannot be completed |
     | ... if no complete node is left | the run ends, with its code |
@@ -285,11 +305,8 @@ class RunRules:
         """
         if process == VIEW and code == 0 and self.ends_by_steps:
             return EndRun(0)
-        delay_s = self._delay_s(process, now_s)
-        crashed = code not in (0, EXIT_CONFIG, EXIT_UNSAVED)
-        often = crashed and len(self._ends[process]) >= MAX_CRASHES  # restarting will not cure the cause
-        if process == VIEW or not (code == EXIT_CONFIG or often):
-            return StartAgain(delay_s)
+        if process == VIEW or code <= 0 or code == EXIT_UNSAVED:
+            return StartAgain(self._delay_s(process, now_s))
         self.given_up.add(process)
         nodes = {node_of(each) for each in processes} - {""}
         broken = {node_of(each) for each in self.given_up} - {""}

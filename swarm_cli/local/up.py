@@ -1,4 +1,6 @@
-"""`swarm up`: a NATS server and N nodes on this machine."""
+"""`swarm up`: a NATS server and N nodes on this machine, started by the same lines as the
+Procfile's.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,15 @@ from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.base_model import ensure_toy_policy, is_toy
 from swarm_cli.local.control import ControlHandler, answering, holding_run
-from swarm_cli.local.layout import (
+from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
     OTHER_PORTS,
     PORTS_PER_NODE,
     SWARM_URL_VARIABLE,
     Layout,
     check_ports,
-    check_server,
     process_lines,
+    render_procfile,
 )
 from swarm_cli.local.supervisor import GRACE_S, Outcome, lines_for_people, run_lines
 from swarm_cli.observe.run_files import unsaved_words
@@ -57,6 +59,7 @@ from swarm_cli.runs import (
     write_end,
     write_note,
 )
+from swarm_cli.target import where_runs_are
 from swarm_cli.task_probe import IN_SETS, SMALLER, begin_deriving
 
 _HIGHEST_PORT = 65_535
@@ -115,6 +118,7 @@ def up(
     progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show the nodes' progress.")] = True,
     grace_s: Annotated[float, typer.Option(min=1, help="Seconds that a process may take to end before it is killed.")] = GRACE_S,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the services' whole logs, not only warnings.")] = False,
+    print_procfile: Annotated[bool, typer.Option("--print-procfile", help="Print the lines instead of running them.")] = False,
 ) -> None:
     """Run a swarm on this machine: a NATS server, N nodes of four services each, and a progress
     view. Ctrl-C or `swarm down` ends it; closing the terminal does not.
@@ -126,7 +130,7 @@ def up(
         nodes, tuple(name or []), str(config or ""), nats_port, nats_url, base_port, of_trainer, chosen_roles(roles)
     )
     given, taken = resume_options(asked, checked_run(run))
-    if taken:
+    if taken and not print_procfile:
         note(f"run {run}: continued with its earlier options, {' '.join(taken)}")
     environment = run_environment(_path(given), run or time.strftime("%Y%m%d-%H%M%S"), given.steps or 0)
     if given.roles:
@@ -141,12 +145,15 @@ def up(
         given.nats_url or None,
         progress,
         Path(environment[CONFIG_FILE_VARIABLE]),
-        run_folder(node_config),
+        node_config.node.var_dir,
         chosen_names(list(given.names), nodes),
         node_config.node.role_names,
     )
     if given.steps and "trainer" not in layout.roles:
         raise CommandError("--steps counts a trainer's steps, and these nodes have none: omit one of --steps and --roles")
+    if print_procfile:
+        typer.echo(render_procfile(layout), nl=False)
+        return
     os.environ.update(swarm_of_run(node_config, layout) | lines_for_people(node_config))
     if not verbose and "level" not in node_config.log.model_fields_set:
         os.environ["SWARM_LOG__LEVEL"] = "warning"
@@ -154,13 +161,12 @@ def up(
     check_objective(node_config)
     warnings = [*risky_settings(node_config), *toys_settings(node_config, toy=is_toy(node_config.model.path)), *check_tasks()]
     ensure_toy_policy(node_config)
-    folder = run_folder(node_config)
+    folder = node_config.node.var_dir / "runs" / node_config.node.run
     with holding_run(folder):
-        check_server(layout)
         check_ports(layout.ports, _OTHER_PORTS)
         announce(node_config, layout)
         forget_end(folder)
-        note_run(node_config, layout, given.steps)
+        ran = RunSummary(node_config, layout, given.steps)
         for sentence in warnings:
             note(f"warning: {sentence}")
         outcome = run_lines(
@@ -169,11 +175,11 @@ def up(
             ends_by_steps=node_config.trainer.max_steps > 0 and progress,
             grace_s=grace_s,
             log_file=folder / "up.log",
-            beside=lambda supervisor: answering(folder, ControlHandler(supervisor).answer),
+            beside=lambda supervisor: answering(folder, ControlHandler(supervisor, layout, ran.grow).answer),
         )
-        outcome = with_unsaved(outcome, folder, layout)
+        outcome = with_unsaved(outcome, folder, ran.layout)
         write_end(folder, outcome.code, outcome.first)
-    explain_end(outcome, node_config, layout)
+    explain_end(outcome, node_config, ran.layout)
     raise typer.Exit(outcome.code)
 
 
@@ -350,8 +356,8 @@ def _refuse_other_files(run: str, started_in: Path, config: NodeConfig) -> None:
 def note_of(layout: Layout, options: StartOptions | Literal["join"], swarm_id: str = "") -> RunNote:
     """The note for a run with this layout, whose nodes are in this swarm.
 
-    A configuration file's `nats.swarm_url` is not where they share: the processes take the variable
-    from outside, or else the layout's server.
+    A configuration file's `nats.swarm_url` is not where they share: the Procfile's lines take the
+    variable from outside, or else the layout's server.
     """
     return RunNote(layout.url, os.environ.get(SWARM_URL_VARIABLE) or layout.url, options, swarm_id, os.getcwd())
 
@@ -392,12 +398,19 @@ def start_options(config: NodeConfig, layout: Layout, steps: int | None = None) 
     )
 
 
-def note_run(config: NodeConfig, layout: Layout, steps: int | None = None) -> None:
-    """Write the run's note, by which other commands find its servers and options. steps: as
-    given.
-    """
-    swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
-    write_note(run_folder(config), note_of(layout, start_options(config, layout, steps), swarm_id))
+class RunSummary:
+    """The layout of a run. `swarm add` extends it; the run's note is kept up to date."""
+
+    def __init__(self, config: NodeConfig, layout: Layout, steps: int | None = None) -> None:
+        self._config, self._steps = config, steps
+        self.grow(layout)
+
+    def grow(self, layout: Layout) -> None:
+        """Take `layout` as the run's from now on."""
+        self.layout = layout
+        config = self._config
+        swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
+        write_note(run_folder(config), note_of(layout, start_options(config, layout, self._steps), swarm_id))
 
 
 def run_folder(config: NodeConfig) -> Path:
@@ -428,7 +441,7 @@ def announce(config: NodeConfig, layout: Layout) -> None:
         )
     note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
     elsewhere = "" if layout.url == Layout().url else f" --node-url {layout.url}"
-    note(f"look:  swarm status{elsewhere}")
+    note(f"look:  swarm top{elsewhere} (one screen, live)")
     note(f"       swarm dashboard{elsewhere} (in a browser; make dashboard)")
     note(f"end:   Ctrl-C, or swarm down {config.node.run}; only warnings are shown here (--verbose: all)")
 
@@ -449,9 +462,9 @@ def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
         for line in run_verdicts(folder, list(dict.fromkeys([*layout.node_names, *nodes_before(folder)])), ended=True):
             note(line)
         unsaved = f"{outcome.first} could not save its last policy (exit code {EXIT_UNSAVED})"
-        note(f"{unsaved if outcome.code == EXIT_UNSAVED else 'stopped'}. To continue it or look at its curves:")
+        note(f"{unsaved if outcome.code == EXIT_UNSAVED else 'stopped'}. To continue it or draw its curves:")
         note(f"  {start_options(config, layout).command(run)}    ({make_command(config, layout)})")
-        note(f"  swarm dashboard --run {run}")
+        note(f"  swarm plot {run}{where_runs_are(config)}    (make plot RUN={run})")
         return
     if outcome.code == 0:
         return

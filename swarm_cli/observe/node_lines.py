@@ -1,6 +1,6 @@
-"""A node in three lines, as `swarm status` prints them: how far it is, whose groups it trains on,
-and what its processes do or what is wrong with them. Nodes on other servers are rows of a table, as
-a spectator of a hub sees all of them.
+"""A node in three lines, as `swarm status` prints them and `swarm top` keeps them up to date: how
+far it is, whose groups it trains on, and what its processes do or what is wrong with them. Nodes on
+other servers are rows of a table, as a spectator of a hub sees all of them.
 
 Names and figures come from other nodes' messages, so `visible` removes control characters.
 """
@@ -40,12 +40,14 @@ NAME_CHARACTERS = 32
 """Longest text for a node's name, a state or a reason: the length that a name may have."""
 
 
-def node_lines(node: NodeState) -> list[Text]:
-    """The three lines; one for a node whose streams are gone or unread."""
+def node_lines(node: NodeState, *, fresh: bool = True) -> list[Text]:
+    """The three lines; one for a node whose streams are gone or unread. fresh: what is shown is of
+    now; else it was seen last, and no rate holds.
+    """
     if node.lost or node.unread:
         words = f"  {MARKS[node.kind]} {visible(node.words)}"
         return [Text.assemble((visible(node.node, NAME_CHARACTERS), "bold"), (words, STYLES[node.health]))]
-    return [_head(node), Text("  ").append(_groups(node)), Text("  ").append(_doings(node))]
+    return [_head(node, fresh), Text("  ").append(_groups(node)), Text("  ").append(_doings(node, fresh))]
 
 
 def sparkline(values: Sequence[float], columns: int) -> str:
@@ -80,13 +82,14 @@ def number(value: float | None) -> str:
     return f"{int(value):,}" if abs(value) < HUGE else f"{value:.0e}"
 
 
-def _head(node: NodeState) -> Text:
+def _head(node: NodeState, fresh: bool) -> Text:
     """The node's progress, and its newest score beside the base policy's by the same measure."""
+    style = STYLES[node.health] if fresh else "yellow"
     text = Text.assemble(
         (visible(node.node, NAME_CHARACTERS), "bold"),
         "  ",
-        (f"{MARKS[node.kind]} {node.kind}", STYLES[node.health]),
-        f"  step {number(node.step)}  {rate(node.steps_per_minute)}  version {number(node.version)}  held-out "
+        (f"{MARKS[node.kind]} {node.kind}" if fresh else f"? {node.kind} when seen last", style),
+        f"  step {number(node.step)}  {rate(node.steps_per_minute if fresh else None)}  version {number(node.version)}  held-out "
         if "trainer" in node.needed
         else "  no trainer  held-out ",
     )
@@ -129,7 +132,7 @@ def _groups(node: NodeState) -> Text:
     return text
 
 
-def _doings(node: NodeState) -> Text:
+def _doings(node: NodeState, fresh: bool) -> Text:
     """The findings, if there are any, and the state of each process."""
     text = Text()
     for words in findings(node):
@@ -137,7 +140,7 @@ def _doings(node: NodeState) -> Text:
     unwell = (*node.gone, *node.late)
     roles = sorted(node.needed, key=lambda role: role not in unwell)  # a long line is cut at its end
     text.append(" · ".join(f"{role} {visible(node.role_words(role), 2 * NAME_CHARACTERS)}" for role in roles))
-    if node.alive("trainer") and not node.trouble:
+    if fresh and node.alive("trainer") and not node.trouble:
         shares = {words: node.figure("trainer", FigureFamily.SHARE.of(phase)) for phase, words in PHASES.items()}
         largest = sorted(shares.items(), key=lambda each: -each[1])[:2]
         told = ", ".join(f"{words} {min(1.0, share):.0%}" for words, share in largest if share > 0)

@@ -150,5 +150,6 @@ def next_commands(run_dir: Path, node: str, where: str) -> list[tuple[str, str]]
         (f"swarm dashboard --run {run}", "curves and answers in a browser"),
         (f"swarm eval {shlex.quote(str(run_dir / node))} --answers 3", "what the policy answers"),
         (f"swarm model export {run} {node} trained --best{where}", "the best policy as a Hugging Face folder"),
+        (f"swarm plot {run}{where}", "learning curves as a PNG"),
         (goes_on(run_dir), "continues training"),
     ]

@@ -83,7 +83,7 @@ def status(
             snapshot = asyncio.run(_snapshot(node_config, target, nodes or []))
         except RunGone as gone:
             if not as_json:
-                raise gone.ending() from None
+                raise gone.ending("swarm status") from None
             ended = _end_object((gone.folder, gone.end))
             typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": ended}, indent=2))
             raise typer.Exit(gone.end.exit_code) from None

@@ -200,6 +200,13 @@ class TrainedRecords:
         """The last step on record, as of the last read."""
         return max(self._lines, default=None)
 
+    def naming(self, prefix: str) -> list[TrainedStep]:
+        """The steps with a group whose id begins with `prefix`."""
+        self._read_on()
+        wanted = f'"id":"{prefix}'.encode()
+        found = (_decoded(line, TrainedStep) for line in self._lines.values() if wanted in line)
+        return [each for each in found if each is not None]
+
     def _read_on(self) -> None:
         """Read the new lines; of a file longer than any trainer's, only the last. Another inode
         means that the file was rotated: then the older file, which holds what was read before, is

@@ -30,7 +30,9 @@ def swarm(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_keys_that_were_applied_are_read_back_by_the_documented_commands(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_keys_that_were_applied_are_read_back_by_the_documented_commands_and_the_check_misses_none(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     made = swarm(cluster, "secrets", *NODES, "--keys", str(tmp_path / "made"))
     assert made.returncode == 0, made.stderr
     cluster.kubectl("create", "namespace", NAMESPACE)
@@ -40,3 +42,5 @@ def test_the_keys_that_were_applied_are_read_back_by_the_documented_commands(clu
     again = swarm(cluster, "secrets", *NODES, "--keys", str(tmp_path / "keys"))
     assert again.returncode == 0, again.stderr
     assert again.stdout == made.stdout
+    checked = swarm(cluster, "check", "k8s/overlays/cluster").stdout
+    assert checked and not [line for line in checked.splitlines() if "Secret" in line or "ConfigMap" in line], checked

@@ -45,7 +45,7 @@ class Operator:
         self.swarm("nats", "keys", "alpha", "operator", "--folder", str(self.keys))
         signs = keys.load_or_create(folder / "alpha-signs.nk").public_key
         self.roster = folder / "roster.txt"
-        self.roster.write_text(f"alpha {signs}\n")
+        self.swarm("roster", "add", "alpha", signs, "--file", str(self.roster))
         self.token = self.swarm(
             *("invite", "--url", self.url, "--ca", str(self.authority), "--node", "nova"),
             *("--roster", str(self.roster), "--folder", str(self.keys)),

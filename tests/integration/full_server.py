@@ -83,8 +83,12 @@ async def written(url: str) -> str:
 
 def commands(var_dir: Path) -> dict[str, str]:
     environment = os.environ | {"SWARM_NODE__VAR_DIR": str(var_dir), "COLUMNS": "400"}
-    command = [sys.executable, "-m", "swarm_cli", "status"]
-    return {"status": subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True).stdout}
+    told = {}
+    for words in (["status"], ["top", "--once"]):
+        command = [sys.executable, "-m", "swarm_cli", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
+        told[words[0]] = done.stdout
+    return told
 
 
 async def page_and_progress(var_dir: Path, url: str) -> dict[str, str]:

@@ -53,8 +53,8 @@ def told(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_status_says_that_the_store_is_empty_and_how_it_is_restored(emptied: NatsServer) -> None:
-    for words in (["status"], ["status", "alpha", "--node-url", emptied.url]):
+def test_status_and_top_say_that_the_store_is_empty_and_how_it_is_restored(emptied: NatsServer) -> None:
+    for words in (["status"], ["top", "--once"], ["status", "alpha", "--node-url", emptied.url]):
         code, shown, error = told(*words)
         assert code == 1 and "swarm up`" not in shown + error, (words, shown, error)
         assert all(each in shown for each in (*REMEDY, "empty store", "alpha  ! lost: 6 of")), (words, shown, error)

@@ -139,12 +139,16 @@ def test_an_end_that_was_no_order_has_another_exit_code(var_dir: Path) -> None:
         end.write_bytes(before)
 
 
-def test_batches_and_groups_of_an_ended_run_are_read(var_dir: Path) -> None:
+def test_batches_and_groups_and_the_top_of_an_ended_run_are_read(var_dir: Path) -> None:
     code, out, err = swarm("rollouts", "alpha", "--run", "first", "--json", "--step", "1")
     groups = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and "run first ended in order at" in err, err
     assert [group["question"] for group in groups][0] == "Find the greatest common divisor of 12 and 18."
     assert swarm("rollouts", "alpha", "--run", "first", "--follow")[0] == 0, "there is nothing to wait for"
+    code, out, _ = swarm("trace", groups[0]["group_id"], "--run", "first")
+    assert code == 0 and "in a batch" in out and "scored" in out
+    code, out, err = swarm("top", "--once", "--run", "first")
+    assert code == 0 and "run first ended in order at" in err and "ended" in out and "silent" not in out
 
 
 def test_a_node_that_an_ended_run_does_not_have_is_refused_with_those_that_it_has(var_dir: Path) -> None:
@@ -175,6 +179,8 @@ def test_steps_that_no_checkpoint_contains_are_told_by_every_display_of_an_ended
         assert code == EXIT_BROKE_OFF and ("the policy after step 12" in out) == bool(told) and told in out
         _, out, _ = swarm("status", "--run", "demo", "--json")
         assert bool(json.loads(out[out.index("{") :])["nodes"]["alpha"]["trouble"]) == bool(told)
+        _, out, _ = swarm("top", "--once", "--run", "demo")
+        assert told in out
         (node,) = swarm_object(ended_run(folder.parent, end), RecentGroups(), ended=True)["nodes"]
         assert any("no checkpoint has" in words for words in node["notes"]) == bool(told)
         lines = run_verdicts(folder.parent, ["alpha"], ended=True)
@@ -210,6 +216,8 @@ def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_liv
     _, out, _ = swarm("status", "--run", "demo", "--json")
     alpha = json.loads(out[out.index("{") :])["nodes"]["alpha"]
     assert alpha["unknown_rewards"] == {"raised": 40, "timeout": 2} and alpha["evaluation"]["unknown"] == 9
+    _, out, _ = swarm("top", "--once", "--run", "demo")
+    assert left in out and held_out in out
     end = read_end(folder)
     assert end is not None
     page = swarm_object(ended_run(folder, end), RecentGroups(), ended=True)
@@ -342,7 +350,7 @@ def test_what_an_earlier_run_left_on_a_server_is_not_shown_under_a_later_runs_na
             told = json.loads(out)
             assert (code, list(told["nodes"]), told["of_earlier_runs"]) == (0, ["gamma"], ["alpha", "beta"])
             assert list(json.loads(swarm("status", "--json", "alpha")[1])["nodes"]) == ["alpha"], "who names it sees it"
-            _, out, _ = swarm("status")
+            _, out, _ = swarm("top", "--once")
             assert "gamma" in out and "as earlier runs left them on this server: alpha, beta" in out
             code, out, err = swarm("rollouts", "alpha", "--trained", "--json")
             assert code == 0 and out == "" and "no group in the batches of alpha matches" in err, "its own run has no such record"

@@ -26,6 +26,7 @@ from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.subjects import BANS_KEY, SENDERS_PREFIX
 from shared.contracts.wire import Message, ModelIdentity
 from shared.dead_letters import CAUSE_HEADER
+from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.prompt import text_task
 from shared.transport.blobs import BLOB_HEADER
 from shared.transport.connect import connect
@@ -141,36 +142,42 @@ def acting(text: str) -> list[str]:
 def test_every_command_that_shows_others_words_shows_them_as_text(server: NatsServer, tmp_path: Path) -> None:
     swarm(server, "--version", url="")  # what starts with the first one may take long, and a state is shown while it is new
     asyncio.run(hostile_swarm(server.url))
+    roster = tmp_path / "roster.txt"
+    roster.write_text(f"eve {SigningKey(new_seed()).public_key} the one {ESCAPES}\n")
     answers = {
         "status": swarm(server, "status"),
         "status alpha": swarm(server, "status", "alpha"),
         "status --json": swarm(server, "status", "--json"),
+        "top": swarm(server, "top", "--once"),
         "dlq list": swarm(server, "dlq", "list", "--node", "alpha"),
         "dlq list --json": swarm(server, "dlq", "list", "--node", "alpha", "--json"),
         "dlq show 1": swarm(server, "dlq", "show", "1", "--node", "alpha"),
         "dlq show 2": swarm(server, "dlq", "show", "2", "--node", "alpha"),
         "ban": swarm(server, "ban", "--by", "alpha"),
+        "roster list": swarm(server, "roster", "list", "--file", str(roster), url=""),
     }
     for name, answer in answers.items():
         assert answer.returncode == 0, (name, answer.stderr)
         assert not acting(answer.stdout + answer.stderr), (name, acting(answer.stdout + answer.stderr))
     shown = {name: answer.stdout for name, answer in answers.items()}
-    assert f"{UNREADABLE} unreadable entries" in shown["status"]
+    assert f"{UNREADABLE} unreadable entries" in shown["status"] and f"{UNREADABLE} unreadable entries" in shown["top"]
     (only,) = json.loads(shown["status --json"])["nodes"]
     assert only == "alpha" and json.loads(shown["status --json"])["unreadable_entries"] == UNREADABLE
-    assert r"\x1b]0;" in shown["status"] and "step 7" in shown["status"]
-    assert "0.500 @3" in shown["status"], "the honest report is read past the forged ones"
+    assert r"\x1b]0;" in shown["status"] and "step 7" in shown["top"]
+    assert "0.500 @3" in shown["top"], "the honest report is read past the forged ones"
     assert "[/bold]" in shown["dlq list"]
     lines = shown["dlq show 1"].splitlines()
     assert [line for line in lines if line.startswith("--- completion")] == ["--- completion 0 (stop, 1 tokens)"], "none is forged"
     assert not any(line.startswith("banned mallory") for line in shown["ban"].splitlines()), "a reason makes no line of its own"
+    assert r"the one \x1b]0;owned" in shown["roster list"]
 
 
 @pytest.mark.parametrize("name", ["x[/bold]", "\x1b[2J", "../../x", "Alpha", "a.b", "alpha\n"], ids=ascii)
 def test_a_name_that_no_node_can_have_is_refused_before_it_is_asked_for(server: NatsServer, name: str) -> None:
-    answer = swarm(server, "status", name)
-    assert answer.returncode == 1 and "is not a node name" in answer.stderr and "Traceback" not in answer.stderr
-    assert not acting(answer.stderr)
+    for command in (["status"], ["top", "--once"]):
+        answer = swarm(server, *command, name)
+        assert answer.returncode == 1 and "is not a node name" in answer.stderr and "Traceback" not in answer.stderr
+        assert not acting(answer.stderr)
 
 
 def test_a_directory_of_thousands_is_looked_at_in_part_and_said_so(server: NatsServer) -> None:

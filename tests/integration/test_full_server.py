@@ -27,7 +27,7 @@ def test_every_view_names_a_full_server_its_disk_and_its_restart_until_it_stores
     told = json.loads(done.stdout)
     assert told["before"] == "" and "full disk" in told["write"]
     assert told["page's state"] == "unstored"
-    for view in ("status", "page", "progress"):
+    for view in ("status", "top", "page", "progress"):
         words = " ".join(told[view].split())
         assert "the NATS server of run now answers but cannot store (" in words and "no space left on device" in words, (view, told)
         assert " has 0 of 24 MiB free: free space on it, then `swarm restart nats" in words, (view, told)

@@ -82,12 +82,12 @@ def test_a_run_measures_its_sets_from_the_base_to_the_last_policy_and_no_version
     batches = [line["batch"] for line in _lines(tmp_path, "batches.jsonl")]
     trained = {item["scored"]["group"]["task"]["key"] for batch in batches for item in batch["items"]}
     assert len(trained) > 8 and not trained & asked
-    ended = _swarm(tmp_path, *up, "--steps", "7")
+    _swarm(tmp_path, *up, "--steps", "7")
     last = _lines(tmp_path, "eval_sets.jsonl")[-1]
     node = "var/runs/one/alpha"
     told = f"set doubles: avg@4 {last['pass_rate']:.3f}, {last['pass_rate'] - first[0]['pass_rate']:+.3f}"
-    said = ended.stdout + ended.stderr
-    assert told in said and f"pass@4 {last['pass_at']['4']:.3f}" in said
+    drawn = _swarm(tmp_path, "plot", "one")
+    assert told in drawn.stdout + drawn.stderr and f"pass@4 {last['pass_at']['4']:.3f}" in drawn.stdout + drawn.stderr
     _swarm(tmp_path, "model", "export", "one", "alpha", "trained")
     card = (tmp_path / "trained" / "README.md").read_text()
     assert f"| {first[0]['pass_rate']:.3f} | {last['pass_rate']:.3f} | 7 (this) |" in card, card

@@ -59,12 +59,13 @@ def said(folder: Path, *words: str, url: str) -> str:
     return done.stdout
 
 
-def test_status_and_the_progress_view_name_the_restart_of_a_silent_process(server: NatsServer, tmp_path: Path) -> None:
+def test_status_top_and_the_progress_view_name_the_restart_of_a_silent_process(server: NatsServer, tmp_path: Path) -> None:
     folder = tmp_path / "var" / "runs" / "one"
     with holding_run(folder):
         os.utime(folder / LOCK, (time.time() - 300, time.time() - 300))  # it was started before the last words
         write_note(folder, RunNote(server.url, server.url, StartOptions(), "first", str(tmp_path)))
         assert NAMED in said(tmp_path, "status", url=server.url)
+        assert NAMED in said(tmp_path, "top", "--once", url=server.url)
         line, environment = command("progress", "alpha", "--every-s", "0.2", "--config", str(DEMO_CONFIG), url=server.url)
         with subprocess.Popen(line, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as progress:
             assert progress.stdout is not None
@@ -73,4 +74,5 @@ def test_status_and_the_progress_view_name_the_restart_of_a_silent_process(serve
             finally:
                 progress.kill()
         assert f"         {NAMED}\n" in lines, lines
-    assert "swarm restart" not in said(tmp_path, "status", url=server.url), "whose run it is, is not known"
+    for words in (["status"], ["top", "--once"]):
+        assert "swarm restart" not in said(tmp_path, *words, url=server.url), "whose run it is, is not known"

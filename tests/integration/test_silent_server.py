@@ -67,7 +67,7 @@ def told_by(folder: Path, *words: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("words", [["status"], ["dlq", "list"]])
+@pytest.mark.parametrize("words", [["status"], ["top", "--once"], ["dlq", "list"]])
 def test_a_command_names_the_run_whose_server_hangs_the_restart_and_the_log_and_no_older_run(
     hanging: Machine, words: list[str]
 ) -> None:

@@ -21,6 +21,7 @@ from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.snapshot import NoSuchNode, look_at_hub, take_snapshot
 from swarm_cli.observe.status import hub_caption, show
+from swarm_cli.observe.top import screen
 from swarm_cli.target import Target, check_listening
 from tests.nats_server import NatsServer
 
@@ -47,8 +48,10 @@ async def test_a_node_is_shown_to_whoever_has_no_key_for_the_swarm(planes: tuple
     assert [each.node for each in snapshot.nodes] == ["alpha"] and snapshot.swarm_denied
     written = io.StringIO()
     show(snapshot, Console(file=written, width=300))
-    said = written.getvalue()
-    assert "refuses this command (nats.swarm_key_file)" in said and "train alone" not in said
+    on_screen = io.StringIO()
+    Console(file=on_screen, width=300).print(screen(snapshot, height=40, width=300, headline=node.url))
+    for said in (written.getvalue(), on_screen.getvalue()):
+        assert "refuses this command (nats.swarm_key_file)" in said and "train alone" not in said
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.nats import backup
 from swarm_cli.nats import commands as nats_commands
-from swarm_cli.observe import status
+from swarm_cli.observe import status, top
 from swarm_cli.runs import VAR_DIR_VARIABLE, RunNote, StartOptions, write_note
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
@@ -29,7 +29,7 @@ ACTS = [
     ("dlq", "requeue", "--all", "--node", "alpha"),
     ("nats", "init", "--plane", "both"),
 ]
-SHOWS = [("ban", "--by", "alpha"), ("dlq", "list", "--node", "alpha"), ("status",)]
+SHOWS = [("ban", "--by", "alpha"), ("dlq", "list", "--node", "alpha"), ("status",), ("top", "--once")]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def usual(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             chosen = chosen.model_copy(update={"nats": nats})
         return chosen
 
-    for module in (node_commands, nats_commands, backup, status):
+    for module in (node_commands, nats_commands, backup, status, top):
         monkeypatch.setattr(module, "load_chosen", at_this_server)
 
     async def enter() -> None:

@@ -45,7 +45,7 @@ def finished(swarm: Swarm) -> subprocess.CompletedProcess[str]:
 def test_a_run_with_steps_ends_by_itself_with_a_summary_and_exit_code_0(finished: subprocess.CompletedProcess[str]) -> None:
     assert finished.returncode == 0, finished.stdout[-6000:]
     assert f"all nodes have taken {STEPS} steps" in finished.stdout
-    assert "swarm dashboard --run first" in finished.stdout
+    assert "swarm plot first" in finished.stdout
     assert "Traceback" not in finished.stdout
 
 
@@ -64,6 +64,12 @@ def test_the_node_leaves_its_steps_and_evaluations(swarm: Swarm, finished: subpr
     assert versions[0] == 0, "the base policy was not evaluated"
     assert versions[-1] == STEPS
     assert (swarm.node_dir("alpha") / "trainer.log").stat().st_size > 0
+
+
+def test_the_curves_of_the_run_can_be_drawn(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
+    plotted = swarm.call("plot", "first")
+    assert plotted.returncode == 0, plotted.stderr
+    assert Path(plotted.stdout.strip()).read_bytes().startswith(b"\x89PNG")
 
 
 def test_status_says_how_the_run_ended_with_an_exit_code_of_its_own(
@@ -128,7 +134,7 @@ def goes_on(node: dict[str, Any]) -> bool:
     return node["step"] > STEPS and all(any(replica["alive"] for replica in replicas) for replicas in node["services"].values())
 
 
-def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
+def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_stops_on_ctrl_c(
     swarm: Swarm, finished: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     # The first run has started its services as users do.
@@ -147,7 +153,17 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
                 pytest.fail(f"the node did not go on within the deadline: {json.dumps(seen)[:6000]}")
             with swarm.resting("alpha"):
                 again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
+                added = swarm.call("add", "first")
                 unasked = swarm.call("status", "--json")
+                while time.monotonic() < deadline:
+                    second = swarm.status("beta")
+                    if second and all(
+                        any(replica["alive"] for replica in second["nodes"]["beta"]["services"][role]) for role in ROLES
+                    ):
+                        break
+                    time.sleep(STATUS_INTERVAL_S)
+                else:
+                    pytest.fail(f"the second node did not come:\n{added.stderr}\n{json.dumps(second)[:3000]}")
         finally:
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=180)
@@ -159,7 +175,11 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
     assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}
     assert alpha["streams"][0]["consumer_pending"] is not None
     assert unasked.returncode == 0 and set(json.loads(unasked.stdout)["nodes"]) >= {"alpha"}, unasked.stderr
-    assert f"swarm up --run first --nodes 1 --nats-port {swarm.nats_port} --base-port {swarm.base_port}" in err
+    goes_on_with = f"swarm up --run first --nodes 2 --nats-port {swarm.nats_port} --base-port {swarm.base_port}"
+    assert goes_on_with in added.stderr and goes_on_with in err
+    assert added.returncode == 0 and "beta-trainer: process" in added.stderr
+    assert re.search(r"swarm +\| added: beta", out), out[-3000:]
     clocks = [60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"^ *(\d+):(\d\d)  alpha", out, re.M)]
-    assert clocks and clocks == sorted(clocks), out[-3000:]
+    assert clocks == sorted(clocks), "the view that shows the new node too goes on with the clock"
+    assert (swarm.node_dir("beta") / "generator.log").stat().st_size > 0
     assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"

@@ -96,12 +96,14 @@ def test_the_demos_configuration_is_shown_and_checked_from_an_empty_folder(insta
 
 
 def test_the_servers_configuration_comes_with_the_package(installed: Path, tmp_path: Path) -> None:
-    file = installed / "swarm_cli" / "local" / "defaults" / "nats.conf"
-    subprocess.run([find_binary(), "-t", "-c", str(file)], capture_output=True, timeout=180, check=True)
+    printed = swarm(installed, tmp_path, "up", "--print-procfile").stdout
+    (file,) = re.findall(r"nats-server --config (\S+) ", printed)
+    assert Path(file).is_relative_to(installed)
+    subprocess.run([find_binary(), "-t", "-c", file], capture_output=True, timeout=180, check=True)
 
 
 def test_what_needs_a_run_or_results_says_so_in_a_sentence(installed: Path, tmp_path: Path) -> None:
-    for arguments in (["experiment", "report", "results"], ["model", "export", "monday", "alpha", "out"]):
+    for arguments in (["plot", "monday"], ["experiment", "report", "results"], ["model", "export", "monday", "alpha", "out"]):
         refused = swarm(installed, tmp_path, *arguments)
         assert refused.returncode == 1 and refused.stderr.startswith("swarm: ") and "Traceback" not in refused.stderr
 
@@ -118,7 +120,7 @@ def test_swarm_up_runs_from_any_folder_with_ports_and_files_where_the_configurat
         SWARM_EVAL__TASKS="8",
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "--best --var-dir 'else where'" in done.stdout
+    assert "swarm plot first --var-dir 'else where'" in done.stdout
     assert sorted(path.name for path in folder.iterdir()) == ["else where", "models", "node.toml"]
     written = {path.name for path in (folder / "else where" / "runs" / "first").iterdir()}
     assert {"alpha", "nats.log", "jetstream"} <= written

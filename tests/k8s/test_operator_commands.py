@@ -27,7 +27,7 @@ FENCED = re.compile(r"^```.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OURS = {"swarm", "python", "torchrun", "hf"}
 """Programs that the images' environment brings (pyproject.toml)."""
 ELSEWHERE = (
-    *("up", "down", "dashboard", "rollouts", "eval", "model", "task", "keys", "config"),
+    *("up", "down", "top", "dashboard", "plot", "rollouts", "eval", "model", "task", "keys", "config", "roster"),
     *("invite", "join"),
 )
 """Not of a server: of a machine's own run, of files, of somebody else's swarm, or until Ctrl-C."""

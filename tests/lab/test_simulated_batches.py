@@ -18,7 +18,7 @@ from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_scored, node_scored_stream
 from shared.transport.connect import connect
-from swarm_cli.local.layout import node_name
+from swarm_cli.local.procfile import node_name
 from tests.integration.sampler_node import Node
 from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
 

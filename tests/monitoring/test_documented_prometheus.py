@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from shared.roles import ROLES
-from swarm_cli.local.layout import Layout
+from swarm_cli.local.procfile import Layout
 
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
 

@@ -17,7 +17,7 @@ import pytest
 
 from swarm_cli.dashboard.server import FILES, PAGE, PageServer
 from swarm_cli.errors import CommandError
-from swarm_cli.local.layout import check_ports
+from swarm_cli.local.procfile import check_ports
 from swarm_cli.server_diagnosis import monitor_of
 from tests.nats_server import find_binary
 

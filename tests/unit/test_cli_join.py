@@ -396,7 +396,7 @@ def test_a_swarm_with_a_roster_says_whether_the_newcomer_is_on_it() -> None:
     assert findings.admission(invitation(), "nova", KEY) is None
     listed, stranger = findings.admission(said, "nova", KEY), findings.admission(said, "nova", OTHER)
     assert listed is not None and listed.ok
-    assert stranger is not None and stranger.ok is None and f"  nova {OTHER}" in stranger.told
+    assert stranger is not None and stranger.ok is None and f"swarm roster add nova {OTHER}" in stranger.told
 
 
 def report(node: str, version: int, rate: float) -> EvalReport:

@@ -20,7 +20,7 @@ from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import show
-from tests.unit.test_node_lines import NOW, node, shown
+from tests.unit.test_cli_top import NOW, node, shown
 
 USED_UP = {"last_taken_at": NOW - 250, "last_refused_at": NOW - 2, "since_taken_refused": 900.0, "refused_repeated": 900.0}
 
@@ -31,7 +31,7 @@ def test_a_node_that_takes_no_more_is_told_by_every_display() -> None:
     line = next(line for line in shown(dry).splitlines() if "no foreign group taken for 4m" in line)
     assert line.startswith("  no foreign group"), "before what the processes do"
     assert "taken 800  refused 12,345: 900 repeated, 9 flood" in shown(dry)
-    assert "no foreign group taken for 4m" in shown(dry, node("beta"))
+    assert "no foreign group taken for 4m" in shown(dry, node("beta"), height=5)
     (seen,) = swarm_object(SwarmState(NOW, (dry,), (), True), RecentGroups())["nodes"]
     assert (seen["kind"], seen["words"]) == ("running", "working, no foreign group taken for 4m")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from swarm_cli.observe.node_state import FIRST_WORK_S, NodeState
 from swarm_cli.observe.remedies import remedies, unanswered
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import as_object, show
+from swarm_cli.observe.top import screen
 from swarm_cli.runs import VAR_DIR_VARIABLE
 
 NOW = 1_000_000.0
@@ -50,6 +52,12 @@ def view(*, finished: bool = False, at: float = NOW, **of_role: ServiceStatus) -
     return NodeState("alpha", statuses, position, at=at)
 
 
+def drawn(*nodes: NodeState, height: int = 100, age_s: float = 0.0) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(screen(SwarmState(NOW, nodes, (), True), height=height, headline="nats://here", age_s=age_s), soft_wrap=True)
+    return console.export_text()
+
+
 def shown(node: NodeState) -> str:
     """Return what `swarm status` prints."""
     console = Console(width=200, file=io.StringIO(), record=True)
@@ -61,9 +69,9 @@ def test_a_trainer_that_answers_and_has_not_stepped_for_140_s_is_bad_and_has_no_
     stuck = view(trainer=status("trainer", worked_s=140.0))
     assert (stuck.health, view().health) == ("bad", "good")
     assert stuck.steps_per_minute is None and view().steps_per_minute == 120.0, "one that steps has it at the first look too"
-    text = shown(stuck)
+    text = drawn(stuck)
     assert "no step for 2m (usually every 1s)" in text and "– steps/s" in text and "46%" not in text
-    assert "2.00 steps/s" in shown(view()) and "compute 46%" in shown(view())
+    assert "2.00 steps/s" in drawn(view()) and "compute 46%" in drawn(view())
 
 
 def test_the_rate_falls_before_a_stall_is_named() -> None:
@@ -87,7 +95,7 @@ def test_processes_that_hold_another_reward_than_the_one_started_last_are_named_
 def test_every_display_says_the_same_of_a_stall() -> None:
     stuck = view(trainer=status("trainer", worked_s=16 * 60.0))
     words = "no step for 16m (usually every 1s)"
-    assert words in shown(stuck) and stuck.words == words
+    assert words in shown(stuck) and words in drawn(stuck) and stuck.words == words
     assert as_object(SwarmState(NOW, (stuck,)))["nodes"]["alpha"]["trouble"] == [words]
     assert as_object(SwarmState(NOW, (view(),)))["nodes"]["alpha"]["trouble"] == []
 
@@ -97,8 +105,16 @@ def test_a_sampler_that_waits_for_a_silent_trainer_is_not_the_one_that_is_blamed
     gone = view(trainer=status("trainer", age_s=240.0, worked_s=240.0), sampler=waits)
     assert gone.stall is None and view(sampler=waits).stall is not None
     assert gone.health == "bad" and gone.absent == ["no word from trainer for 4m"]
-    text = shown(gone)
-    assert "no word from trainer" in text and "trainer not answering for 4m" in text and "no batch" not in text
+    for text in (shown(gone), drawn(gone)):
+        assert "no word from trainer" in text and "trainer not answering for 4m" in text and "no batch" not in text
+
+
+def test_where_three_lines_a_node_do_not_fit_one_says_it_too_and_what_is_wrong_comes_first() -> None:
+    stuck = replace(view(trainer=status("trainer", worked_s=140.0)), node="zeta")
+    lines = drawn(view(), stuck, height=5).splitlines()
+    assert lines[1].startswith("zeta") and "no step for 2m" in lines[1] and lines[2].startswith("alpha")
+    few = drawn(*(replace(view(), node=f"n{number}") for number in range(20)), stuck, height=8).splitlines()
+    assert len(few) == 8 and few[1].startswith("zeta") and few[-2].startswith("16 more nodes")
 
 
 def test_slow_steps_are_no_trouble_until_several_are_missing() -> None:
@@ -123,8 +139,13 @@ def test_a_first_step_is_waited_for_and_a_verifier_without_work_is_no_trouble() 
 
 def test_a_process_that_is_late_with_its_word_is_told_before_it_counts_as_gone() -> None:
     late = view(trainer=status("trainer", age_s=14.0))
-    assert late.health == "warn" and late.late == ["trainer"] and "trainer not answering for 14s" in shown(late)
+    assert late.health == "warn" and late.late == ["trainer"] and "trainer not answering for 14s" in drawn(late)
     assert view(trainer=status("trainer", age_s=40.0)).health == "bad"
+
+
+def test_what_a_server_said_that_does_not_answer_any_more_has_no_rate_and_is_marked() -> None:
+    old = drawn(view(), age_s=75.0)
+    assert "? running when seen last" in old and "– steps/s" in old and "46%" not in old
 
 
 def test_a_pace_in_bursts_is_that_of_the_bursts_and_a_past_stall_does_not_hide_the_next() -> None:
@@ -201,15 +222,15 @@ def test_what_a_process_said_last_is_not_shown_beside_what_is_known_since() -> N
     silent = view(verifier=status("verifier", age_s=25.0, worked_s=25.0), trainer=status("trainer", worked_s=35.0))
     assert silent.role_words("verifier") == "not answering for 25s"
     assert silent.trouble[0] == "verifier not answering for 25s", "the cause before what follows from it"
-    text = shown(silent)
-    assert "verifier not answering for 25s" in text and "no step for 35s" in text and "verifier training" not in text
+    for text in (drawn(silent), shown(silent)):
+        assert "verifier not answering for 25s" in text and "no step for 35s" in text and "verifier training" not in text
 
 
 def test_for_how_long_a_process_is_silent_is_told_in_full_however_long_the_other_s_state_is() -> None:
     waits = msgspec.structs.replace(status("sampler"), state="waiting for trainer (3 batches ahead)")
     for age_s in (14.0, 140.0):
         gone = view(trainer=status("trainer", age_s=age_s), sampler=waits)
-        assert f"trainer not answering for {'14s' if age_s < 60 else '2m'}" in shown(gone)
+        assert f"trainer not answering for {'14s' if age_s < 60 else '2m'}" in drawn(gone)
     assert gone.words == "no word from trainer for 2m"
 
 
@@ -240,7 +261,7 @@ def test_a_node_whose_trainer_is_starting_again_does_not_stand_still() -> None:
     for began_s, words in ((5.0, "starting"), (300.0, "starting"), (50.0, "waiting for a batch")):
         node = again(began_s, words)
         assert node.stall is None and node.health == "good" and node.words == words, (began_s, words)
-        assert "no batch" not in shown(node)
+        assert "no batch" not in drawn(node)
     for began_s, words in ((70.0, "waiting for a batch"), (FIRST_WORK_S + 1, "starting")):
         assert again(began_s, words).stall is not None, (began_s, words)
 
@@ -260,7 +281,7 @@ def test_a_node_without_a_trainer_is_whole_with_the_roles_that_it_has_and_misses
     teacher, people = with_roles("generator", "verifier"), with_roles("verifier")
     for node in (teacher, people):
         assert (node.kind, node.health, node.missing, node.absent) == ("running", "good", [], [])
-        assert "no trainer" in node.words and "no word" not in shown(node)
+        assert "no trainer" in node.words and "no word" not in shown(node) + drawn(node)
     lacking = with_roles("generator", "verifier", missing="verifier")
     assert lacking.gone == ["verifier"] and lacking.health == "warn"
     assert view().needed == ROLES and view(trainer=status("trainer", age_s=500.0)).gone == ["trainer"]

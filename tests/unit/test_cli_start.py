@@ -18,7 +18,7 @@ from swarm_cli.installation import DEMO_CONFIG
 NAMES = [name for names in (*COMMANDS.values(), *GROUPS.values()) for name in names]
 HEAVY = {
     *("torch", "transformers", "safetensors", "peft", "reasoning_gym", "sympy", "matplotlib", "pandas"),
-    *("nats", "aiohttp", "numpy", "prometheus_client", "httpx2"),
+    *("nats", "aiohttp", "numpy", "prometheus_client", "httpx2", "honcho"),
 }
 NEEDED_AT_ONCE = {"nats": {"nats", "aiohttp", "numpy", "prometheus_client"}, "dashboard": {"prometheus_client"}}
 IMPORTED = """
@@ -129,3 +129,5 @@ def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str], monkey
     table.add_row("a" * 150, "b" * 150)
     terminal().print(table)
     assert "a" * 150 in capsys.readouterr().out
+    terminal(fit=True).print(table)
+    assert "a" * 150 not in capsys.readouterr().out

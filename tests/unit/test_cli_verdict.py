@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.run_records import FILE_NAMES_FILE, unknown_file
+from swarm_cli.observe.plot import draw_curves
 from swarm_cli.observe.run_files import Evaluation, alike_of_steps, alike_words, read_evaluations, read_steps
 from swarm_cli.observe.verdict import _RUNBOOKS, Outcome, run_verdicts, verdict
 
@@ -274,6 +275,21 @@ def test_the_end_names_a_file_by_its_name_and_not_by_its_rows(tmp_path: Path) ->
     unknown_file(tmp_path / "alpha", "0").write_text(json.dumps({"dataset": dataset, "cause": "raised", "answers": 3}) + "\n")
     told = "\n".join(run_verdicts(tmp_path, ["alpha"]))
     assert "3 of mine.jsonl (abababab) (raised)" in told and dataset not in told
+
+
+@pytest.mark.slow
+def test_each_dataset_of_the_held_out_tasks_gets_a_diagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture's titles cannot be read back, so they are taken where it would be saved."""
+    from matplotlib.figure import Figure
+
+    titles: list[str] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: titles.extend(axis.get_title() for axis in figure.axes))
+    (tmp_path / "alpha").mkdir()
+    score = {"n": 100, "pass_rate": 0.5, "mean_reward": 0.5}
+    line = {"policy_version": 0, "pass_rate": 0.5, "n": 200, "per_task": {"gcd": score, "leg_counting": score, "a": score}}
+    (tmp_path / "alpha" / "eval.jsonl").write_text(json.dumps(line) + "\n")
+    draw_curves("run", [tmp_path / "alpha"], tmp_path / "out.png")
+    assert {"Held-out: gcd", "Held-out: leg_counting", "Held-out: a"} <= set(titles)
 
 
 def test_a_dozen_steps_whose_reward_wanders_are_not_failing() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.layout import Layout
+from swarm_cli.local.procfile import Layout
 from swarm_cli.local.supervisor import Outcome
 from swarm_cli.local.up import explain_end
 from swarm_cli.observe.node_state import NodeState
@@ -35,6 +36,8 @@ from swarm_cli.observe.status import show
 from swarm_cli.runs import RunEnd
 from tests.unit.supervised import end, noting, pids, supervised, until
 from tests.unit.test_cli_standing import NOW, status, view
+
+SUPERVISE = f"exec {sys.executable} -m shared.runtime.supervise -- sh -c"
 
 
 def killed(times: int, *, every_s: float = 25.0, again_s: float | None = 10.0, code: int = -9) -> Deaths:
@@ -107,11 +110,11 @@ def test_a_service_notes_why_it_cannot_go_on_and_a_new_start_forgets_it(tmp_path
 
 
 @pytest.mark.slow
-def test_its_supervisor_notes_each_death_and_a_full_disk_or_a_damaged_note_keeps_nothing_from_starting(tmp_path: Path) -> None:
+def test_its_supervisors_note_each_death_and_a_full_disk_or_a_damaged_note_keeps_nothing_from_starting(tmp_path: Path) -> None:
     run = tmp_path / "run"
     file = deaths_file(run, "alpha-trainer")
     assert file == run / "alpha" / "trainer.deaths.json"
-    up = supervised({"alpha-trainer": noting(tmp_path, "a")}, log_file=str(run / "up.log"))
+    up = supervised({"alpha-trainer": f"{SUPERVISE} {shlex.quote(noting(tmp_path, 'a'))}"}, log_file=str(run / "up.log"))
 
     def kill(number: int) -> None:
         until(lambda: len(pids(tmp_path, "a")) == number, f"it is started {number} times")

@@ -16,6 +16,7 @@ import pytest
 import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from services.verifier.figures import Figures
@@ -32,12 +33,13 @@ from shared.text import HIDDEN, visible, visible_json, visible_lines
 from shared.transport.base import ConsumerState, KvEntry, StreamState
 from swarm_cli.console import terminal
 from swarm_cli.dashboard.server import PAGE
-from swarm_cli.local.layout import ROLES
+from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluation_log import directory
 from swarm_cli.observe.node_state import NodeState, StreamFill
-from swarm_cli.observe.progress import row_lines
+from swarm_cli.observe.progress import row_lines, summary
 from swarm_cli.observe.snapshot import SwarmState, chosen, held_out_history, node_state
 from swarm_cli.observe.status import as_object, show
+from swarm_cli.observe.top import screen
 
 NOW = 1_000_000.0
 HOSTILE = (
@@ -184,11 +186,15 @@ def snapshots(draw: Any) -> SwarmState:
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
-@given(snapshots(), texts, st.sampled_from([40, 80, 160]))
-def test_status_and_the_progress_view_print_any_text_as_text_and_never_raise(snapshot: SwarmState, server: str, width: int) -> None:
+@given(snapshots(), texts, st.sampled_from([40, 80, 160]), st.sampled_from([12, 40, 400]))
+def test_status_top_and_the_progress_view_print_any_text_as_text_and_never_raise(
+    snapshot: SwarmState, notice: str, width: int, height: int
+) -> None:
     console = Console(width=width, file=io.StringIO(), markup=False, emoji=False)
-    show(snapshot, console, None, visible(server))
-    lines = [line for node in snapshot.nodes for line in row_lines(node, 1.0)]
+    console.print(screen(snapshot, height=height, headline="nats://here", notice=notice))
+    assert all(cell_len(line) <= width for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+    show(snapshot, console)
+    lines = [*(line for node in snapshot.nodes for line in row_lines(node, 1.0)), *summary(snapshot.nodes)]
     assert all("\n" not in line for line in lines)
     shown = console.file.getvalue() + "\n".join(lines)  # type: ignore[attr-defined]
     assert not any(map(acts, shown.replace("\n", ""))), [c for c in shown if acts(c)]

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,8 @@ from shared.config import load_config
 from shared.run_records import read_jsonl
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.local.control import holding_run
+from swarm_cli.local.control import add, holding_run
+from swarm_cli.observe.plot import plot
 from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
 from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples
 from swarm_cli.runs import RunNote, StartOptions, goes_on, holder, read_end, read_note, running_runs, write_note
@@ -125,6 +127,13 @@ def test_a_run_is_started_with_the_links_and_sockets_that_a_run_makes(folder: Pa
         left.bind(str(folder / "up.sock"))
     with holding_run(folder):
         pass
+
+
+def test_no_node_is_added_to_a_running_run_that_leads_out(folder: Path, tmp_path: Path) -> None:
+    with holding_run(folder):
+        linked_folder(folder)
+        with pytest.raises(CommandError, match="beta is a link to"):
+            add("gift", nodes=1, var_dir=tmp_path)
 
 
 def test_a_link_to_another_process_s_lock_is_no_running_run(folder: Path, tmp_path: Path) -> None:
@@ -287,9 +296,50 @@ def test_a_note_s_address_in_a_command_to_copy_is_one_word_of_it(folder: Path, t
             default_target(config, "")
 
 
+@pytest.mark.slow
+def test_curves_are_drawn_beside_a_link_and_take_its_place(folder: Path, tmp_path: Path) -> None:
+    (folder / "curves.png").symlink_to(tmp_path / "mine.txt")
+    (folder / "alpha" / "eval.jsonl").write_text('{"policy_version": 0, "pass_rate": 0.5, "n": 10}\n')
+    plot("gift", None, tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+    assert not (folder / "curves.png").is_symlink() and (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "named.png").symlink_to(tmp_path / "elsewhere.png")
+    plot("gift", tmp_path / "named.png", tmp_path)
+    assert (tmp_path / "elsewhere.png").read_bytes().startswith(b"\x89PNG"), "the user named it"
+
+
+BIG = "1" + "0" * 400
+
+
+@pytest.mark.slow
+def test_curves_of_numbers_and_names_that_no_run_writes_are_drawn_without_them(folder: Path, tmp_path: Path) -> None:
+    given = {"policy_version": "0", "pass_rate": "0.5", "n": "10", "per_task": '{"$\\\\frac$": {"pass_rate": 0.5}}'}
+    odd: list[tuple[str, str]] = [
+        ("pass_rate", "7.5"),
+        ("pass_rate", "-1"),
+        ("pass_rate", "1e999"),
+        ("pass_rate", "NaN"),
+        ("n", "-1"),
+    ]
+    odd += [("policy_version", BIG), ("n", BIG), ("policy_version", '"x"'), ("per_task", '{"a": {"pass_rate": 1e300}}')]
+    lines = ["{" + ", ".join(f'"{key}": {value}' for key, value in (given | dict([each])).items()) + "}" for each in odd]
+    lines.append("{" + ", ".join(f'"{key}": {value}' for key, value in given.items()) + "}")
+    (folder / "alpha" / "eval.jsonl").write_text("\n".join(lines))
+    numbers = ["1e300", "-1e300", "1e308", "NaN", "Infinity", BIG, '"x"', "1e99", "-1e99", "[]", "true"]
+    steps = [f'{{"step": {step}, "loss": {value}, "grad_norm": {value}}}' for step, value in enumerate(numbers)]
+    steps += [f'{{"step": {value}, "loss": 1}}' for value in numbers]
+    (folder / "alpha" / "metrics.jsonl").write_text("\n".join(steps))
+    (folder / "$\\frac$\x1b[2J").mkdir()
+    (folder / "$\\frac$\x1b[2J" / "metrics.jsonl").write_text('{"step": 1, "loss": 1}')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot("gift", None, tmp_path)
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_records_of_groups_that_are_pipes_keep_nobody_waiting(folder: Path) -> None:
     for name in ("refused-0.jsonl", "trained.jsonl", "samples.jsonl"):
         os.mkfifo(folder / "alpha" / name)
     (folder / "alpha" / "refused-1.jsonl").symlink_to("nothing")
-    assert TrainedRecords(folder / "alpha").for_step(1) is None
+    assert TrainedRecords(folder / "alpha").naming("a") == []
     assert read_refusals(folder / "alpha") == [] == read_samples(folder / "alpha")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -43,8 +44,8 @@ from swarm_cli.invitation import (
 )
 from swarm_cli.invite_command import accepted
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.layout import Layout
-from swarm_cli.local.up import note_run
+from swarm_cli.local.procfile import Layout
+from swarm_cli.local.up import RunSummary
 from swarm_cli.runs import RunNote, StartOptions, write_note
 from tests.nats_server import free_port
 from tests.secured_server import make_certificates
@@ -316,7 +317,7 @@ def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_b
     live = tmp_path / "runs" / "live"
     live.mkdir(parents=True)
     config = load_config(overrides={"node": {"run": "live", "var_dir": tmp_path}, "tasks": [{"dataset": "gcd"}]})
-    note_run(config, Layout(nats_port=free_port()))
+    RunSummary(config, Layout(nats_port=free_port()))
     with holding_run(live):
         token, told = run()
         assert read_token(token).swarm_id == "live" and "the default" not in told
@@ -325,10 +326,22 @@ def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_b
 
 
 @pytest.mark.slow
-def test_invite_prints_a_token_for_a_server_that_is_not_there_yet() -> None:
+def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() -> None:
     """The hub may be started after its tokens are made, so the exit code is 0 (`run`)."""
-    token, told = run("--url", "nats://no-such-host.invalid")
-    assert read_token(token).url == "nats://no-such-host.invalid" and "the token names the swarm 'swarm', the default" in told
+    with socket.socket() as here, socket.socket() as closed:
+        here.bind(("127.0.0.1", 0))
+        here.listen()
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
+        answers, refuses = (f"tls://127.0.0.1:{each.getsockname()[1]}" for each in (here, closed))
+        assert "nobody answers" not in run("--url", answers)[1]
+        token, told = run("--url", refuses)
+        assert read_token(token).url == refuses
+        assert f"nobody answers at {refuses} (Connection refused): check the address (--url)" in told
+        token, told = run("--url", f"{answers},{refuses}")
+        assert f"nobody answers at {refuses} (Connection refused); the token's other servers answer" in told
+    told = run("--url", "nats://no-such-host.invalid")[1]
+    assert "nobody answers at nats://no-such-host.invalid (" in told and "Errno" not in told
+    assert "the token names the swarm 'swarm', the default" in told
 
 
 @pytest.mark.parametrize(

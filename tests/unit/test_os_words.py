@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shared.identity.keys import KeyFileError, create, load_or_create
+from shared.identity.keys import KeyFileError, SigningKey, create, load_or_create, new_seed
 from shared.identity.roster import RosterError, read_roster
 from shared.text import error_text
 from shared.transport.base import AccessDenied, NotConnected
@@ -66,6 +66,7 @@ def test_commands_tell_files_that_cannot_be_used_in_words(tmp_path: Path) -> Non
         told(CommandError, task_sources, str(tmp_path / "none.toml")),
         of_command("k8s", "check", str(tmp_path / "none.yaml")),
         of_command("invite", "--url", "tls://127.0.0.1:1", "--ca", str(tmp_path / "none.pem")),
+        of_command("roster", "add", "nova", SigningKey(new_seed()).public_key, "--file", str(inside)),
         of_command("experiment", "model", str(tmp_path / "none.toml")),
     ]
     for each in said:

@@ -30,7 +30,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_processes_of_a_run_import_nothing_from_the_current_folder(elsewhere: Path) -> None:
-    line = "exec python -m shared.version"
+    line = "exec python -m shared.runtime.supervise -- python -m shared.version"
     outcome = run_lines({"progress": line}, os.environ)  # whose end ends a run
     assert outcome.code == 0 and not elsewhere.exists()
 

@@ -120,9 +120,9 @@ def test_the_end_that_explains_a_silent_server_is_that_of_its_own_run(tmp_path: 
     assert ended_here(tmp_path, Target("nats://127.0.0.1:21009", None)) is None, "another run's server is no reason"
     away = NotConnected("no server answers")
     gone = explained(tmp_path, target, away)
-    assert isinstance(gone, RunGone) and gone.folder == one and gone.ending().exit_code == 3
+    assert isinstance(gone, RunGone) and gone.folder == one and gone.ending("swarm top").exit_code == 3
     failed = explained(tmp_path, Target("nats://127.0.0.1:21002", None), away)
-    assert isinstance(failed, RunGone) and failed.ending().exit_code == 4
+    assert isinstance(failed, RunGone) and failed.ending("swarm top").exit_code == 4
     assert explained(tmp_path, Target("nats://127.0.0.1:21009", None), away) is away
 
 

@@ -19,9 +19,12 @@ from tests.nats_server import free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
+GROUP = "ab" * 32
 COMMANDS = [
     ("status", (), 4, True),
+    ("top", (), 1, True),
     ("rollouts", ("alpha",), 1, True),
+    ("trace", (GROUP,), 1, True),
     ("ban", ("beta",), 1, False),
     ("unban", ("beta",), 1, False),
     ("dlq", ("list",), 1, False),
@@ -74,8 +77,8 @@ def test_how_the_newest_run_ended_is_said_and_not_that_a_server_is_missing(
 
 def test_of_a_server_that_was_named_its_own_run_is_said_or_that_nothing_listens(var_dir: Path) -> None:
     (older,) = (json.loads((var_dir / "runs" / "older" / NOTE).read_text())["node_url"],)
-    said = ask(var_dir, "status", "--node-url", older).stderr
-    assert "run older ended in order at " in said and "`swarm status --run older` shows it" in said and "no NATS server" not in said
-    said = ask(var_dir, "status", "--node-url", f"nats://127.0.0.1:{free_port()}").stderr
+    said = ask(var_dir, "top", "--node-url", older).stderr
+    assert "run older ended in order at " in said and "`swarm top --run older` shows it" in said and "no NATS server" not in said
+    said = ask(var_dir, "top", "--node-url", f"nats://127.0.0.1:{free_port()}").stderr
     assert "no NATS server listens at" in said and "--node-url nats://HOST:PORT" in said
     assert "run one" not in said and "older" not in said

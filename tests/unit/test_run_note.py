@@ -23,8 +23,8 @@ from swarm_cli.app import _where_to_look, app
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.layout import Layout
-from swarm_cli.local.up import announce, make_command, note_of, note_run, start_options
+from swarm_cli.local.procfile import Layout
+from swarm_cli.local.up import RunSummary, announce, make_command, note_of, start_options
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, NOTE, RunNote, StartOptions, read_note, write_note
 from swarm_cli.target import default_target, running_elsewhere
@@ -78,7 +78,7 @@ def test_a_run_shares_where_its_processes_are_told_to_and_not_where_its_file_say
     folder.mkdir(parents=True)
     for outside, url in (("", "nats://127.0.0.1:21001"), ("nats://hub:4222", "nats://hub:4222"), ("none", "none")):
         monkeypatch.setenv("SWARM_NATS__SWARM_URL", outside)
-        note_run(copied, Layout(nats_port=21_001, config=shown(DEMO_CONFIG)))
+        RunSummary(copied, Layout(nats_port=21_001, config=shown(DEMO_CONFIG)))
         note = read_note(folder)
         assert note is not None and note.swarm_url == url
 
@@ -114,10 +114,11 @@ def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_p
     ]
 
 
-def test_a_runs_note_has_its_options_and_one_of_another_version_has_none(var_dir: Path) -> None:
+def test_a_run_that_grows_is_gone_on_with_as_large_as_it_is(var_dir: Path) -> None:
     folder = var_dir / "runs" / "one"
     folder.mkdir(parents=True)
-    note_run(configured(), Layout(3, config=shown(DEMO_CONFIG)))
+    ran = RunSummary(configured(), Layout(config=shown(DEMO_CONFIG)))
+    ran.grow(Layout(3, config=shown(DEMO_CONFIG)))
     note = read_note(folder)
     assert note is not None and note.options == StartOptions(3)
     (folder / NOTE).write_text("{}")
@@ -153,7 +154,7 @@ def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes
     folder = var_dir / "runs" / "one"
     folder.mkdir(parents=True)
     monkeypatch.chdir(var_dir)
-    note_run(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
+    RunSummary(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
     monkeypatch.chdir(folder)
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     said = capsys.readouterr().out
@@ -172,13 +173,13 @@ def test_a_view_that_is_started_again_counts_from_the_start_of_the_run(var_dir: 
         view._close([], complete=True)
     (minutes,) = re.findall(r"steps, (\d+)\.\d minutes after this start", capsys.readouterr().out)
     assert 60 <= int(minutes) < 120
-    # Where no `swarm up` holds the run, the view begins with it.
+    # Where no `swarm up` holds the run, as with honcho, the view begins with it.
     assert time.time() - ProgressView(configured(), ["alpha"], 3, 1.0)._since < 3000
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists open files there")
-@pytest.mark.parametrize("words", ["status --run {}", "rollouts --run {}", "model export {} alpha out"])
+@pytest.mark.parametrize("words", ["status --run {}", "top --once --run {}", "rollouts --run {}", "plot {}"])
 def test_an_ended_run_of_another_folder_is_named_with_the_folder_if_it_can_be_known_and_else_with_the_remedy(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

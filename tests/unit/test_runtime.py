@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 
@@ -12,8 +14,50 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from shared.cancelling import run_until_stopped
-from shared.runtime import FatalError
+from shared.runtime import EXIT_CONFIG, FatalError
+from shared.runtime.exits import MAX_CRASHES
 from shared.runtime.health import HealthServer, Heartbeat, until_listening
+from shared.runtime.supervise import RestartPolicy
+
+
+def test_a_crash_is_followed_by_a_restart_and_a_final_exit_is_not() -> None:
+    policy = RestartPolicy()
+    assert policy.after_exit(-9, now_s=0.0) == 0.5
+    assert policy.after_exit(0, now_s=1.0) is None
+    assert policy.after_exit(EXIT_CONFIG, now_s=1.0) is None
+
+
+def test_restarts_slow_down_and_end_when_crashes_come_too_fast() -> None:
+    policy = RestartPolicy()
+    delays = [policy.after_exit(1, now_s=float(second)) for second in range(MAX_CRASHES)]
+    assert delays[:5] == [0.5, 1.0, 2.0, 5.0, 10.0]
+    assert delays[-1] is None
+
+
+def test_crashes_long_ago_are_forgotten() -> None:
+    policy = RestartPolicy(max_crashes=2, window_s=10.0)
+    assert policy.after_exit(1, now_s=0.0) == 0.5
+    assert policy.after_exit(1, now_s=100.0) == 0.5
+
+
+@pytest.mark.slow
+def test_the_supervisor_starts_a_killed_child_again_and_passes_its_last_code_on(tmp_path: object) -> None:
+    script = (
+        "import os, pathlib, signal, sys\n"
+        f"mark = pathlib.Path({str(tmp_path)!r}) / 'ran'\n"
+        "if not mark.exists():\n"
+        "    mark.touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"sys.exit({EXIT_CONFIG})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "shared.runtime.supervise", "--", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == EXIT_CONFIG
+    assert "was killed by SIGKILL: starting it again" in done.stderr
 
 
 def test_loops_end_together_when_one_fails() -> None:

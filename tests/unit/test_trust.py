@@ -67,7 +67,7 @@ def test_a_verifier_without_a_usable_roster_does_not_start_and_says_what_to_do(t
         )
         return VerifierService(config)
 
-    with pytest.raises(FatalError, match="does not exist: create it, with a line"):
+    with pytest.raises(FatalError, match="does not exist: create it with `swarm roster add"):
         build()
     (tmp_path / "roster.txt").write_text("beta nokey\n")
     with pytest.raises(FatalError, match="line 1: 'nokey' is not a public key"):
@@ -152,7 +152,7 @@ def test_a_name_bound_after_its_ban_gives_its_key_away_at_the_next_look(tmp_path
 
 @pytest.mark.slow
 def test_keys_new_show_and_roster_commands_keep_seeds_private_and_refuse_nonsense(tmp_path: Path) -> None:
-    file = tmp_path / "beta.nk"
+    file, roster = tmp_path / "beta.nk", str(tmp_path / "roster.txt")
     code, made, _ = run("keys", "new", "--out", str(file), "--name", "beta")
     assert code == 0
     public = load(file).public_key
@@ -167,6 +167,14 @@ def test_keys_new_show_and_roster_commands_keep_seeds_private_and_refuse_nonsens
     code, printed, _ = run("keys", "new")
     assert SigningKey(printed.split()[0].encode()).public_key == printed.split()[1]
 
+    assert run("roster", "add", "beta", public, "--file", roster, "--note", "a friend")[0] == 0
+    assert run("roster", "add", "gamma", KEY.public_key, "--file", roster)[0] == 0
+    assert run("roster", "list", "--file", roster)[1].splitlines() == [f"beta {public} a friend", f"gamma {KEY.public_key}"]
+    for wrong in (("beta", KEY.public_key), ("delta", KEY.public_key), ("delta", "UX"), ("Delta", OTHER_KEY.public_key)):
+        assert run("roster", "add", *wrong, "--file", roster)[0] == 1
+    assert run("roster", "remove", "beta", "--file", roster)[0] == 0
+    assert run("roster", "remove", "beta", "--file", roster)[0] == 1
+    assert list(read_roster(Path(roster))) == ["gamma"]
     assert is_public_key(public)
     assert not is_public_key(seed)
 

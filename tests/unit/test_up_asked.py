@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from shared.runtime.exits import MAX_CRASHES
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import SOCKET, answering, ask, holding_run, named
 from swarm_cli.local.supervisor import EndRun, RunRules, StartAgain, StayAway
@@ -30,10 +29,10 @@ from pathlib import Path
 from swarm_cli.local.control import ControlHandler
 from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.supervisor import run_lines
-from swarm_cli.local.layout import Layout
+from swarm_cli.local.procfile import Layout
 folder = Path(sys.argv[1])
 with holding_run(folder):
-    beside = lambda supervisor: answering(folder, ControlHandler(supervisor).answer)
+    beside = lambda supervisor: answering(folder, ControlHandler(supervisor, Layout()).answer)
     outcome = run_lines(json.loads(sys.argv[2]), {}, log_file=folder / "up.log", ends_by_steps=False, beside=beside)
 sys.exit(outcome.code)
 """
@@ -196,6 +195,12 @@ def test_the_run_that_is_meant_is_found_or_asked_for(tmp_path: Path) -> None:
             running_run("", tmp_path)
 
 
+@pytest.mark.slow
+def test_a_run_to_add_to_is_named_as_one_to_end_is(tmp_path: Path) -> None:
+    asked = swarm(tmp_path, "add", "one")
+    assert asked.returncode == 1 and "run 'one' is not running in" in asked.stderr, asked.stderr
+
+
 def test_a_service_is_meant_by_its_name_or_by_its_role() -> None:
     states = dict.fromkeys(("nats", "alpha-trainer", "beta-trainer", "alpha-sampler", "progress"), "")
     assert named("nats", states) == ["nats"]
@@ -229,9 +234,9 @@ def test_a_service_that_cannot_go_on_ends_the_run_where_no_node_is_whole_or_step
     rules = RunRules(ends_by_steps=False)
     assert rules.after_end("alpha-trainer", 78, 0.0, PROCESSES) == StayAway()
     assert rules.after_end("alpha-sampler", 78, 0.0, PROCESSES) == StayAway()
-    assert rules.after_end("beta-trainer", 78, 0.0, PROCESSES) == EndRun(78)
+    assert rules.after_end("beta-trainer", 1, 0.0, PROCESSES) == EndRun(1)
     assert RunRules(ends_by_steps=True).after_end("alpha-trainer", 78, 0.0, PROCESSES) == EndRun(78)
-    assert RunRules(ends_by_steps=False).after_end("nats", 78, 0.0, PROCESSES) == EndRun(78)
+    assert RunRules(ends_by_steps=False).after_end("nats", 1, 0.0, PROCESSES) == EndRun(1)
 
 
 def test_one_that_a_person_started_again_is_whole_again() -> None:
@@ -252,15 +257,3 @@ def test_one_that_ends_again_and_again_is_started_later_each_time_until_it_has_r
     delays = [rules.after_end("alpha-trainer", -9, float(second), PROCESSES) for second in range(6)]
     assert delays == [StartAgain(seconds) for seconds in (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)]
     assert rules.after_end("alpha-trainer", -9, 1000.0, PROCESSES) == StartAgain(0.5)
-
-
-@pytest.mark.parametrize("code", [1, -9])
-def test_one_that_crashes_too_often_in_a_short_time_is_given_up_and_one_that_only_ends_is_not(code: int) -> None:
-    rules = RunRules(ends_by_steps=False)
-    follows = [rules.after_end("alpha-trainer", code, float(second), PROCESSES) for second in range(MAX_CRASHES)]
-    assert all(isinstance(each, StartAgain) for each in follows[:-1]) and follows[-1] == StayAway()
-    assert rules.given_up == {"alpha-trainer"}
-    for quiet in (0, 74):
-        rules = RunRules(ends_by_steps=False)
-        follows = [rules.after_end("alpha-trainer", quiet, float(second), PROCESSES) for second in range(2 * MAX_CRASHES)]
-        assert all(isinstance(each, StartAgain) for each in follows)

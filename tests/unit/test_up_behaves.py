@@ -224,9 +224,11 @@ def test_the_same_signal_later_or_another_one_asks_again() -> None:
     assert not signals.is_echo(signal.SIGTERM, 5.0 + ECHO_S)
 
 
-def test_when_it_is_killed_its_processes_end_by_themselves(tmp_path: Path) -> None:
+def test_when_it_is_killed_services_and_their_supervisors_end_by_themselves(tmp_path: Path) -> None:
+    service = f"exec {sys.executable} -m shared.runtime.supervise -- sh -c '{noting(tmp_path, 'a')}'"
+    lingering = f"exec {sys.executable} -m shared.runtime.supervise --linger 1 -- sh -c '{noting(tmp_path, 'n')}'"
+    up = supervised({"nats": lingering, "alpha-trainer": service, "progress": noting(tmp_path, "p")})
     names = ("a", "n", "p")
-    up = supervised(dict(zip(("nats", "alpha-trainer", "progress"), (noting(tmp_path, name) for name in names), strict=True)))
     try:
         until(lambda: all(pids(tmp_path, name) for name in names), "all start")
         up.kill()
@@ -240,9 +242,9 @@ def test_a_run_whose_log_is_on_a_full_disk_ends_as_any_other(tmp_path: Path) -> 
     """Its last lines cannot be written, and closing the file raises; its end is to be told."""
     log = tmp_path / "up.log"
     log.symlink_to("/dev/full")
-    up = supervised({"alpha-trainer": "echo its last words; exit 78"}, stdout=subprocess.PIPE, log_file=str(log))
+    up = supervised({"alpha-trainer": "echo its last words; exit 3"}, stdout=subprocess.PIPE, log_file=str(log))
     try:
         said, _ = up.communicate(timeout=DEADLINE_S)
     finally:
         end(up)
-    assert up.returncode == 78 and b"its last words" in said and b"Traceback" not in said, said
+    assert up.returncode == 3 and b"its last words" in said and b"Traceback" not in said, said

@@ -5,6 +5,7 @@ wakes a stopped process, and kills one that hangs as soon as somebody asks for t
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,11 +77,15 @@ def test_a_process_that_hangs_is_killed_when_the_caller_does_not_want_to_wait(tm
 
 
 @pytest.mark.slow
-def test_a_stopped_process_wakes_to_save_its_state_and_a_hanging_server_is_killed(tmp_path: Path) -> None:
+def test_a_stopped_process_wakes_to_save_its_state_and_a_hanging_server_is_killed_with_its_supervisor(tmp_path: Path) -> None:
     folder = tmp_path / "var" / "runs" / "one"
+    supervise = f"exec {sys.executable} -m shared.runtime.supervise"
     saves = f"trap 'touch {tmp_path}/saved; exit 0' TERM; while :; do sleep 0.1; done"
     lines = {"alpha_trainer": noting(tmp_path, "alpha_trainer", saves), "nats": noting(tmp_path, "nats", DEAF)}
-    up = up_with(folder, tmp_path, **lines)
+    as_services = {
+        name: f"{supervise} {'--linger 3 ' * (name == 'nats')}-- sh -c {shlex.quote(line)}" for name, line in lines.items()
+    }
+    up = up_with(folder, tmp_path, **as_services)
     try:
         stopped, hangs = pids(tmp_path, "alpha_trainer")[0], pids(tmp_path, "nats")[0]
         os.kill(stopped, signal.SIGSTOP)

@@ -25,7 +25,7 @@ const TROUBLES = {
   unanswered: ["△", "A process does not answer", "It may only be late, as on a busy machine. It counts as gone when nothing is heard of it for 30 s."],
   dying: ["△", "A process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
   unscored: ["△", "No group is scored", "Without a known reward there is nothing to train on. The verifier's log says why the rewards are unknown; `swarm config check` tries the verifier."],
-  still: ["△", "A node stands still", "Its processes answer, but its work does not go on. `swarm status` shows what waits for what."],
+  still: ["△", "A node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
 const ALARMS = { lost: "bad", unstored: "bad", emptied: "bad", failed: "bad", unread: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", lost: "! streams lost", unread: "? not read", elsewhere: "○ elsewhere" };
@@ -184,7 +184,7 @@ function nodesSection(told) {
   const fold = el("details", { class: "fold", id: "fold", open: chosen.fold ?? bad }, el("summary", { onclick: ({ currentTarget }) => { chosen.fold = !currentTarget.parentElement.open; } }, el("b", { class: bad ? "warn" : "", text: sum }), answering, el("span", { class: "soft", text: `${many(nodes.length + told.nodes_left_out, "node")} and the operator's matters` })),
     scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))),
     leftOut(told.nodes_left_out, "node"), told.earlier?.length ? el("p", { class: "hint", text: `Not shown, as earlier runs left them on this server: ${told.earlier.slice(0, 8).join(", ")}${told.earlier.length > 8 ? ` and ${told.earlier.length - 8} more` : ""}.` }) : null, leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"),
-    el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, el("span", {}, ...worded("`swarm status` shows the same in a terminal"))));
+    el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, el("span", {}, ...worded("`swarm top` shows the same in a terminal"))));
   return el("section", { id: "nodes", "aria-label": "Nodes" }, fold);
 }
 

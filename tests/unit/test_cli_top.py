@@ -1,4 +1,4 @@
-"""A node's lines in `swarm status`: from snapshots to the words."""
+"""What `swarm top` says of a swarm: from snapshots to the words on the screen."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.observe.node_lines import SPARKS, findings, nearly_full, rate, sparkline
 from swarm_cli.observe.node_state import NodeState, StreamFill, duration
-from swarm_cli.observe.progress import row_lines
+from swarm_cli.observe.progress import row_lines, summary
 from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import SwarmState, held_out_history
-from swarm_cli.observe.status import as_object, show
+from swarm_cli.observe.status import as_object
+from swarm_cli.observe.top import screen
 
 NOW = 1_000_000.0
 
@@ -90,21 +91,32 @@ def node(
     return NodeState(name, statuses, position, pointer, at=NOW, streams=streams, scores=scores)
 
 
-def shown(*nodes: NodeState, reachable: bool | None = True) -> str:
+def shown(*nodes: NodeState, height: int = 100, notice: str = "", reachable: bool | None = True) -> str:
     console = Console(width=200, file=io.StringIO(), record=True)
     swarm = SwarmState(NOW, nodes, (fill("SWARM_ROLLOUTS", 10, 2**30),), reachable)
-    show(swarm, console)
+    console.print(screen(swarm, height=height, headline="nats://here", notice=notice), soft_wrap=True)
     return console.export_text()
 
 
 def test_three_lines_say_how_far_a_node_is_what_became_of_groups_and_what_its_processes_do() -> None:
-    first, second, third, *rest = shown(node()).splitlines()
+    _, first, second, third, last = shown(node()).splitlines()
     assert first == "alpha  ● running  step 1,200  2.00 steps/s  version 1,200  held-out 0.700 @50 base 0.100 +0.600  ▁▅█"
     words = "made 1,000  shared 900 (outbox 4)  taken 800  refused 12: 9 flood, 3 too_old  reward 0.750  foreign 0.500  stale 1.5"
     assert second == f"  {words}"
     doings = " · ".join(f"{role} working" for role in ROLES)
     assert third == f"  {doings} (wait 60%, compute 30%)"
-    assert rest[-1].split() == ["SWARM_ROLLOUTS", "10", "1024.00", "10", "10", "0", "0"]
+    assert last == "shared streams  swarm_rollouts 10"
+
+
+def test_no_line_is_longer_than_the_terminal_and_no_more_are_shown_than_fit() -> None:
+    busy = node(step=123_456, refused=1_234.0, refused_task_not_allowed=1_200.0, shared=123_000.0)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    many = [node(f"n{number}") for number in range(12)]
+    for height, nodes in ((24, [busy, node("beta")]), (24, many), (10, many)):
+        console.print(screen(SwarmState(NOW, tuple(nodes), (), True), height=height, headline="nats://here"))
+        lines = console.export_text().splitlines()
+        assert len(lines) <= height and max(map(len, lines)) <= 80
+        assert sum(line.startswith(tuple(each.node for each in nodes)) for line in lines) == min(len(nodes), height - 3 or 1)
 
 
 def test_a_silent_process_is_named_with_how_long_and_its_node_has_no_rate() -> None:
@@ -124,9 +136,15 @@ def test_of_a_node_on_another_server_nothing_is_said_that_is_not_known() -> None
     assert row.split() == ["far", "–", "–", "–", "–", "not", "listed"]
 
 
-def test_a_swarm_plane_that_is_away_is_told() -> None:
+def test_the_headline_tells_of_a_server_that_is_away_above_what_was_known() -> None:
+    text = shown(node(), notice="the server has not answered for 7 s").splitlines()
+    assert "has not answered for 7 s" in text[1]
+    assert any("alpha" in line for line in text[2:])
+
+
+def test_a_swarm_plane_that_is_away_or_absent_is_told() -> None:
     assert "cannot be reached" in shown(node(), reachable=False)
-    assert "cannot be reached" not in shown(node()) + shown(node(), reachable=None)
+    assert "train alone" in shown(node(), reachable=None)
 
 
 def test_only_a_queue_that_holds_its_writer_back_is_told_when_nearly_full() -> None:
@@ -149,7 +167,7 @@ def test_a_node_whose_base_policy_was_scored_with_another_reward_has_no_base_and
     state = NodeState("alpha", scores=scores)
     assert (state.comparison.base, state.comparison.gain) == (None, None)
     (said,) = [words for words in state.reward_notes if "base policy" in words]
-    first = shown(replace(node(), scores=scores)).splitlines()[0]
+    first = shown(replace(node(), scores=scores)).splitlines()[1]
     assert "another reward" in said and "held-out 0.500 @20" in first and "base" not in first and "+" not in first
 
 
@@ -165,7 +183,7 @@ def test_an_evaluation_without_any_known_reward_is_told_by_every_display() -> No
         state = NodeState("alpha", tuple(blind.values()), at=NOW, scores=scores)
         assert (state.unscored, state.held_out) == (16, told)
         assert f"held-out {told}" in shown(state)
-        assert f"held-out {told}" in row_lines(state, 1.0)[0]
+        assert row_lines(state, 1.0)[0].split()[5] == summary([state])[1].split()[2] == "unknown"
         assert as_object(SwarmState(NOW, (state,)))["nodes"]["alpha"]["evaluation_without_score"] == 16
         (seen,) = swarm_object(SwarmState(NOW, (state,)), RecentGroups())["nodes"]
         assert len(seen["notes"]) == 1 and "none of its 16 answers" in seen["notes"][0]

