@@ -167,18 +167,21 @@ def groups_wanted(
     groups are left over: even a node whose J is 0 then looks at one group now and then.
 
     external: entries that the strategy keeps; those that will soon be too old or of a mastered
-    source do not count. composition: J of the next batch.
+    source do not count. Where twice as many of mastered sources lie there as are lacking, none is
+    wanted until a batch has taken them away: others would most likely be of these sources, too.
+    composition: J of the next batch.
     """
     most, spare = composition.external, int(moves(settings) and composition.external < settings.external)
     if not most + spare:
         return 0
     per_batch = most if strategy.prefers is None else math.ceil(most * settings.oversample)
-    fresh = sum(
-        entry.age_s(now) <= _SOON_OLD * settings.max_external_age_s and not knowledge.pass_record(entry.source).mastered
-        for entry in external
-    )
+    young = [entry for entry in external if entry.age_s(now) <= _SOON_OLD * settings.max_external_age_s]
+    mastered = sum(knowledge.pass_record(entry.source).mastered for entry in young)
+    lacking = BATCHES_AHEAD * per_batch + spare - (len(young) - mastered)
+    if lacking <= 0 or mastered >= 2 * lacking:
+        return 0
     step = max(1, most)
-    return max(0, math.ceil((BATCHES_AHEAD * per_batch + spare - fresh) / step) * step)
+    return math.ceil(lacking / step) * step
 
 
 class Assembly:

@@ -4,6 +4,8 @@ to the log, why no batch is built, how I and J moved, and what cannot be replaye
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -152,6 +154,8 @@ TOLD_EVERY_S = 60.0
 DEMAND_TOLD_EVERY_S = 0.5
 FIRST_BATCH_S = 600.0
 """As long as `swarm status` takes a node without a first step for one that is starting."""
+_WAITS_KEPT, _WAITS_NEEDED = 9, 3
+"""Of so many waits the median is taken, so that one outage does not count as usual."""
 
 
 def log_unreadable(log: Log, problems: Sequence[str]) -> None:
@@ -176,14 +180,14 @@ class WaitingReport:
 
     That is a warning, except where it takes minutes even if all is well: until this process's first
     batch, while models are loaded and the first groups sampled, and while the trainer takes a step,
-    it is one only after `FIRST_BATCH_S`; and never within twice the longest wait that has ended.
+    it is one only after `FIRST_BATCH_S`; and never within twice the median of the last waits.
     `now`: seconds of a clock that only goes forward.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._any_built = False
-        self._longest_s = 0.0
+        self._waits_s: deque[float] = deque(maxlen=_WAITS_KEPT)
         self._since: float | None = None
         self._told_at = 0.0
 
@@ -197,7 +201,7 @@ class WaitingReport:
 
     def built(self, now: float) -> None:
         if self._any_built and self._since is not None:
-            self._longest_s = max(self._longest_s, now - self._since)
+            self._waits_s.append(now - self._since)
         self._any_built = True
         self.begin(now)
 
@@ -213,8 +217,9 @@ class WaitingReport:
             because = "the trainer takes a step"
         if waited_s >= FIRST_BATCH_S:
             because = ""
-        if waited_s < 2 * self._longest_s:
-            because = f"batches have taken up to {self._longest_s:.0f} s"
+        usual_s = statistics.median(self._waits_s) if len(self._waits_s) >= _WAITS_NEEDED else 0.0
+        if waited_s < 2 * usual_s:
+            because = f"batches take about {usual_s:.0f} s"
         (self._log.info if because else self._log.warning)(
             "no_batch_yet" if because else "no_batch",
             next_batch=next_batch,

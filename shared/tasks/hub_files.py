@@ -21,7 +21,7 @@ from shared.tasks.file_formats import ABOUT, SUFFIXES, FileSourceError, data_fil
 from shared.text import visible
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SHARD = re.compile(r"(.*?)[-_.]?(?<!\d)(\d+)(?:-of-(\d+))?(?:-[0-9a-f]{16})?")
+_SHARD = re.compile(r"(?:(.*?)[-_.])?(\d+)(?:-of-(\d+))?(?:-[0-9a-f]{16})?")
 _PARTS_TOLD = 12
 _CAUSE_CHARS = 200
 
@@ -68,13 +68,19 @@ class _HubData:
             raise FileSourceError(hub_data_problem(path, revision))
         self.path, self.revision = path, revision
         self.name, self.part = found[1], found[2] or ""
+        self._unreached: FileSourceError | None = None
 
     def files(self) -> list[Path]:
         if problem := hub_data_problem(self.path, self.revision):
             raise FileSourceError(problem)
         if self.part and (cached := self._in_cache(only_whole=True)):
             return cached
-        _, names = self.meant(self.parts(self.listing()))
+        part, names = self.meant(self.parts(self.listing()))
+        if self._unreached is not None:
+            self.part = self.part if self.part in names else part
+            if cached := self._in_cache(only_whole=True):
+                return cached
+            raise self._unreached
         exact = [glob.escape(name) for name in names]
         folder = self.asked(
             lambda hub: hub.snapshot_download(self.name, repo_type="dataset", revision=self.revision, allow_patterns=exact)
@@ -90,14 +96,16 @@ class _HubData:
                     lambda hub: hub.HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.revision)
                 )
             ]
-        except FileSourceError:
+        except FileSourceError as error:
             if cached := self._in_cache(only_whole=False):
+                self._unreached = error
                 return [str(file) for file in cached]
             raise
 
     def _in_cache(self, *, only_whole: bool) -> list[Path]:
         """The part's files in the cache; empty unless the part is named in full and all are there.
-        Without `only_whole`, the names of all files in the cache.
+        Without `only_whole`, the names of all files in the cache; empty unless that is known to be
+        all that there is: another program may have fetched some of the files.
         """
         try:
             import huggingface_hub as hub
@@ -105,10 +113,11 @@ class _HubData:
             local: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision, "local_files_only": True}
             folder = Path(hub.snapshot_download(self.name, **local, allow_patterns=["/"]))  # no file is called so
             names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+            listed = (folder.parents[1] / "trees" / f"{self.revision}.json").is_file()  # written where the client has asked for all
             if not only_whole:
-                return [Path(name) for name in names]
-            found = self.parts(names).get(self.part, [])
-            if not found or not _is_whole(found):
+                return [Path(name) for name in names] if listed else []
+            found = [self.part] if self.part in names else self.parts(names).get(self.part, [])
+            if not found or not (listed or found == [self.part] or _says_all(found)) or not _is_whole(found):
                 return []
             # The client knows from its copy of the listing whether a file is missing.
             hub.snapshot_download(self.name, **local, allow_patterns=[re.sub(r"\d+", "*", glob.escape(found[0]))])
@@ -229,6 +238,14 @@ def _is_whole(names: Sequence[str]) -> bool:
     """Check the number of files that their names give, `00000-of-00002`."""
     shards = [_SHARD.fullmatch(PurePosixPath(name).stem) for name in names]
     return all(shard is None or shard[3] is None or int(shard[3]) == len(names) for shard in shards)
+
+
+def _says_all(names: Sequence[str]) -> bool:
+    """Check whether the names themselves say how many files there are: `00000-of-00002`, or none
+    with a number.
+    """
+    shards = [_SHARD.fullmatch(PurePosixPath(name).stem) for name in names]
+    return all(shard is None or shard[3] is not None for shard in shards)
 
 
 def _training(parts: Iterable[str]) -> list[str]:

@@ -61,6 +61,7 @@ def hub() -> Iterator[HubServer]:
         "ann/sums": [SINGLE],
         "ann/splits": [SPLITS],
         "ann/configs": [CONFIGS],
+        "ann/numbered": [{f"data/{number:04d}.jsonl": jsonl(number) for number in range(3)}],
         "ann/moved": [SINGLE, {**SINGLE, "sums.jsonl": jsonl(500)}],
         "ann/secret": [SINGLE],
         "ann/asks": [SINGLE],
@@ -177,6 +178,24 @@ def test_another_commit_with_other_rows_is_refused_where_the_rows_are_named(hub:
     assert same == first and other.rows == 0 and first.dataset in other.name
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_files_that_another_program_fetched_are_not_taken_for_the_whole(hub: HubServer, tmp_path: Path) -> None:
+    commit, here = newest(hub, "ann/numbered"), hub.environment(tmp_path / "home")
+    fetch = "import sys, huggingface_hub as h; h.hf_hub_download(*sys.argv[1:3], repo_type='dataset', revision=sys.argv[3])"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | here
+    subprocess.run([sys.executable, "-c", fetch, "ann/numbered", "data/0000.jsonl", commit], env=clean, check=True, timeout=120)
+
+    offline = here | {"HF_HUB_OFFLINE": "1"}
+    whole, guessed, one = read(offline, *(("hub:ann/numbered" + part, commit) for part in ("/data", "", "/data/0000.jsonl")))
+    assert (whole.rows, guessed.rows, one.rows) == (0, 0, 24), (whole, guessed, one)
+    assert "cache" in whole.name and "cache" in guessed.name
+    (fetched,) = read(here, ("hub:ann/numbered/data", commit))
+    assert fetched.rows == 72
+    again, guessed = read(offline, ("hub:ann/numbered/data", commit), ("hub:ann/numbered", commit))
+    assert (again, guessed.dataset) == (fetched, fetched.dataset)
+
+
 @pytest.mark.parametrize("revision", ["", "main", "abc123"])
 def test_a_name_without_its_commit_is_refused_with_the_way_to_find_it(tmp_path: Path, revision: str) -> None:
     line = f'revision = "{revision}"' if revision else ""
@@ -189,6 +208,8 @@ def test_files_with_numbers_are_one_part_only_if_they_count_on() -> None:
     names = [
         "aime2024.jsonl",
         "aime2025.jsonl",
+        "v1.jsonl",
+        "v2.jsonl",
         "data/train-0.jsonl",
         "data/train-1.jsonl",
         "default/test/0000.parquet",
@@ -199,6 +220,8 @@ def test_files_with_numbers_are_one_part_only_if_they_count_on() -> None:
     assert _HubData.parts(names) == {
         "aime2024": ["aime2024.jsonl"],
         "aime2025": ["aime2025.jsonl"],
+        "v1": ["v1.jsonl"],
+        "v2": ["v2.jsonl"],
         "data/train": ["data/train-0.jsonl", "data/train-1.jsonl"],
         "default/test": ["default/test/0000.parquet"],
         "dapo-17k": ["dapo-17k.parquet"],

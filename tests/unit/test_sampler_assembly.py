@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import structlog
 
@@ -186,6 +189,16 @@ def test_what_is_wanted_is_two_batches_of_draws_less_what_the_pool_has_in_steps_
     assert wanted(2, after_s=301.0, max_external_age_s=600.0) == 4, "what is soon too old does not count"
 
 
+def test_a_pool_full_of_what_is_mastered_asks_for_no_more_until_a_batch_has_taken_it_away() -> None:
+    def wanted(groups: int) -> int:
+        made = history(external=groups)
+        settings, shares = sampler(), Composition(local=2, external=2, most_local=2)
+        known = cast("Knowledge", SimpleNamespace(pass_record=lambda _: SimpleNamespace(mastered=True)))
+        return groups_wanted(made.memory.external, shares, settings, strategy_named("uniform"), made.now, known)
+
+    assert [wanted(groups) for groups in (0, 7, 8, 50)] == [4, 4, 0, 0]
+
+
 def test_a_wait_within_what_batches_have_taken_or_for_a_slow_step_is_no_warning() -> None:
     def levels(waiting: WaitingReport, since_s: int, until_s: int, reason: WaitFor) -> set[tuple[str, str]]:
         with structlog.testing.capture_logs() as logs:
@@ -197,11 +210,14 @@ def test_a_wait_within_what_batches_have_taken_or_for_a_slow_step_is_no_warning(
     waiting.begin(0.0)
     waiting.built(500.0)
     assert levels(waiting, 500, 700, WaitFor.TRAINER) == {("info", "no_batch_yet")}
-    waiting.built(700.0)
-    assert levels(waiting, 700, 1090, WaitFor.LOCAL) == {("info", "no_batch_yet")}, "the last took 200 s"
-    assert levels(waiting, 1100, 1200, WaitFor.LOCAL) == {("warning", "no_batch")}
-    waiting.built(1200.0)
-    assert levels(waiting, 2300, 2500, WaitFor.TRAINER) == {("warning", "no_batch")}, "more than ten minutes, and twice the longest"
+    for built in (700.0, 900.0, 1100.0):
+        waiting.built(built)
+    assert levels(waiting, 1100, 1490, WaitFor.LOCAL) == {("info", "no_batch_yet")}, "the last took 200 s"
+    assert levels(waiting, 1500, 1600, WaitFor.LOCAL) == {("warning", "no_batch")}
+    waiting.built(20_000.0)
+    assert levels(waiting, 20_000, 20_390, WaitFor.LOCAL) == {("info", "no_batch_yet")}
+    assert levels(waiting, 20_400, 20_500, WaitFor.LOCAL) == {("warning", "no_batch")}, "one outage is not usual"
+    assert levels(waiting, 20_700, 20_800, WaitFor.TRAINER) == {("warning", "no_batch")}, "more than ten minutes"
 
 
 def test_where_j_may_rise_one_group_more_is_wanted_than_two_batches_draw() -> None:

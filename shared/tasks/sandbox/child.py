@@ -240,8 +240,8 @@ class Child:
 
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
-            if self._outside and self.running:
-                os.killpg(self.pid, signal.SIGKILL)  # with the processes that a reward has started
+            if self._outside and not self._closed:
+                os.killpg(self.pid, signal.SIGKILL)  # with the processes that a reward has started, which may outlive it
             self._process.kill()
         await self._process.wait()
         if not self._closed:
@@ -368,5 +368,9 @@ class Processes:
                 cause = str(error)
         raise SandboxError(
             f"scorer processes do not start ({START_ATTEMPTS} attempts, {cause}): "
-            "raise verifier.worker_memory_mb, or see standard error for the cause"
+            + (
+                f"the reward's file ({', '.join(self._files_outside)}) ends or hangs as it is loaded: see standard error"
+                if outside
+                else "raise verifier.worker_memory_mb, or see standard error for the cause"
+            )
         )
