@@ -366,11 +366,10 @@ class Processes:
                 return child
             except WorkerLost as error:
                 cause = str(error)
-        raise SandboxError(
-            f"scorer processes do not start ({START_ATTEMPTS} attempts, {cause}): "
-            + (
-                f"the reward's file ({', '.join(self._files_outside)}) ends or hangs as it is loaded: see standard error"
-                if outside
-                else "raise verifier.worker_memory_mb, or see standard error for the cause"
-            )
+        files = ", ".join(name for name, _ in self._files_outside)
+        remedy = (
+            f"the reward's file ({files}) ends or hangs as it is loaded: see standard error"
+            if outside
+            else "raise verifier.worker_memory_mb, or see standard error for the cause"
         )
+        raise SandboxError(f"scorer processes do not start ({START_ATTEMPTS} attempts, {cause}): {remedy}")
