@@ -150,7 +150,7 @@ def test_zero_advantage_groups_may_count_in_the_mean_without_being_computed() ->
 
 
 def test_answers_that_a_likelihood_filter_drops_count_in_no_mean_even_in_groups_without_advantage() -> None:
-    model = small_model()
+    model = small_model().double()
     groups = ragged_groups(3, with_behaviour=False)
     near = replace(groups[0], advantages=[0.0] * len(groups[0].completions))
     far = replace(near, behaviour_logprobs=[[-40.0] * length for length in near.completion_lengths])
