@@ -143,6 +143,8 @@ async def test_stored_answers_are_scored_again_by_the_rewards_as_they_are_now(se
         groups.append(msgspec.structs.replace(scored, group=group))
     foreign = said(scored_group(9, node="beta", origin="external"), "one", "two", dataset="gcd")
     await written(server.url, [batch(1, [*groups, foreign])])
+    rows[3]["answer"] = 44
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "r.py").write_text(
         "def mine(completions, answer, level):\n"
         "    return [int(text) / 4 + each if text.isdigit() else None for text, each in zip(completions, level)]\n"
@@ -152,6 +154,7 @@ async def test_stored_answers_are_scored_again_by_the_rewards_as_they_are_now(se
     first, second = objects(shown)
     assert first["again"]["rewards"] == [4.0, 4.25, None]
     assert first["again"]["unknown"] == ["", "", "not_applicable"]
+    assert (first["reference"], first["again"]["reference"]) == ("4", "44"), "the row has another answer now"
     assert [each["reward"] for each in first["completions"]] == [1.0, 0.0, 0.0], "what was stored stays"
     assert second["again"]["rewards"] == [] and "another question" in second["again"]["problem"]
     words = swarm(server, *asked)

@@ -9,12 +9,15 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from services.generator.evaluation import SAMPLES_IN_ALL, sampled_places
+from services.generator.engines.base import Sample
+from services.generator.evaluation import SAMPLES_IN_ALL, sampled_places, samples_line
+from services.generator.tasks import PromptedTask
 from services.trainer.records import trained_line
 from shared.run_records import BATCHES_FILE, SAMPLES_FILE, TRAINED_FILE, BoundedLines, older, refused_file
+from shared.tasks.derive import derive_task, task_ref
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
-from swarm_cli.rollouts.records import TrainedRecords, training_outcome
+from swarm_cli.rollouts.records import TrainedRecords, read_samples, training_outcome
 from swarm_cli.rollouts.shown import spread
 from swarm_cli.runs import NOTE
 
@@ -164,3 +167,12 @@ def test_a_destroyed_record_of_batches_is_named(tmp_path: Path) -> None:
     file.write_bytes(bytes(range(1, 256)) * 20 + b"\n")
     shown = swarm(tmp_path, "--run", "one")
     assert shown.exit_code != 0 and str(file) in str(shown.exception), shown.output
+
+
+def test_of_several_rewards_the_value_of_each_stands_in_the_samples(tmp_path: Path) -> None:
+    task, parts = derive_task(task_ref("gcd", seed=1, index=0)), {"r.py:right": 1.0, "r.py:tone": None}
+    asked, said = [PromptedTask(task, [1])] * 2, [Sample((), text, "stop", None) for text in ("6", "5")]
+    line = samples_line(asked, said, [(0.5, None), (0.0, None)], [parts, {}], policy_version=3, time_s=1.0, scorer="ab" * 32)
+    (tmp_path / "samples.jsonl").write_text(line + "\n")
+    (read,) = read_samples(tmp_path)
+    assert [each.parts for each in read.samples] == [parts, {}] and read.scorer == "ab" * 32
