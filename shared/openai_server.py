@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -84,10 +85,19 @@ class OpenAiRequests:
         )
 
     async def ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, most_bytes: int = MOST_BYTES
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        most_bytes: int = MOST_BYTES,
+        retry_s: Callable[[float, float], float] = lambda from_s, before_s: from_s,
     ) -> dict[str, Any]:
         """Retry with growing pauses until there is an answer or the deadline has passed. An answer
         of more than `most_bytes` is not read to its end.
+
+        `retry_s`: when to try again, at or after the first of two times (`time.monotonic`);
+        infinite if that is not before the second.
 
         Raises:
             RefusedRequest: the server refused; retrying would not help.
@@ -132,12 +142,14 @@ class OpenAiRequests:
                 ) from error
             now = time.monotonic()
             failing_since = now if failing_since is None else failing_since
-            if now + pause_s >= min(give_up_at, failing_since + patience_s):
+            before_s = min(give_up_at, failing_since + patience_s)
+            again_at = retry_s(now + pause_s, before_s)
+            if again_at >= before_s:
                 raise ServerAway(
                     f"{method} {url}: no answer after {tries} tries in {now - began:.0f} s ({cause}): "
                     f"start the server, correct its address ({self._setting}) or, if it is only slow, {self._relief}"
                 )
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(again_at - now)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise AssertionError("unreachable: the deadline ends the loop")
 

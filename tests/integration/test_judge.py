@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +26,7 @@ from shared.reward_files import _held
 from shared.rewards import Mark
 from shared.tasks import rubric
 from shared.tasks.file_source import with_row_name
-from shared.tasks.judging import DAY_S, Budget, Judge
+from shared.tasks.judging import _OF_PROCESS, DAY_S, Budget, Judge
 from shared.tasks.reward_calls import JudgedTask
 from shared.tasks.sandbox import JobResult, SandboxError, ScorerPool, ScoringJob
 from shared.tasks.specs import source_problems
@@ -62,6 +64,7 @@ ROWS = [{"question": f"{number} + 1?", "answer": number + 1, "level": f"level {n
 @pytest.fixture(autouse=True)
 def read_anew() -> None:
     _held.clear()  # as at a restart
+    _OF_PROCESS.clear()
 
 
 @pytest.fixture
@@ -208,21 +211,96 @@ def test_a_judge_that_is_away_costs_verdicts_until_it_is_back_and_nothing_hangs(
 
 def test_an_expensive_judge_is_asked_until_the_day_s_tokens_are_used_up() -> None:
     behaviour = Behaviour(chat=lambda _: (200, chat_answer("so 10", tokens=400)))
-    replies, judge = asked(behaviour, ["1", "2", "3", "4", "1"], tokens_per_day=1000)
-    assert replies == ["so 10"] * 3 + [None, "so 10"], "what was asked before costs nothing"
-    assert (judge.answered, judge.failed, judge.tokens) == (3, 1, 1200) and "judge.tokens_per_day" in judge.problem
+    replies, judge = asked(behaviour, ["1", "2", "3", "4", "1"], tokens_per_day=1000, reply_tokens=300)
+    assert replies == ["so 10"] * 2 + [None] * 2 + ["so 10"], "what was asked before costs nothing"
+    assert (judge.answered, judge.failed, judge.tokens) == (2, 2, 800) and "judge.tokens_per_day" in judge.problem
+
+
+def test_requests_under_way_and_later_judges_of_a_process_keep_within_the_day_s_tokens() -> None:
+    behaviour = Behaviour(chat=lambda _: (200, chat_answer("so 10", tokens=200)))
+
+    async def run(url: str) -> list[tuple[int, int]]:
+        counts = []
+        for texts in (["a", "b", "c", "d", "e", "f", "g", "h"], ["a", "b", "i"]):
+            limits = {"tokens_per_day": 1000, "reply_tokens": 300}
+            judge = Judge(JudgeSection.model_validate({"url": url, "model": "m", "timeout_s": 10.0, **limits}))
+            await judge.replies([[texts]])
+            counts.append((judge.answered, judge.tokens))
+            await judge.close()
+        return counts
+
+    with openai_server(behaviour) as url:
+        counts = asyncio.run(asyncio.wait_for(run(url), 30))
+    assert counts == [(4, 800), (0, 0)], "the fifth could use more than is left"
+    assert len(behaviour.asked) == 4
+
+
+def test_every_try_has_its_place_in_the_pace() -> None:
+    times: list[float] = []
+
+    def chat(_: dict[str, Any]) -> Any:
+        times.append(time.monotonic())
+        return (429, {"error": "busy"}) if len(times) < 3 else "so 10"
+
+    replies, _ = asked(Behaviour(chat=chat), ["1", "2"], calls_per_minute=60)
+    assert replies == ["so 10"] * 2 and len(times) == 4
+    assert all(later - earlier > 0.9 for earlier, later in zip(times, times[1:], strict=False))
+
+
+def test_a_try_that_has_no_place_before_the_deadline_is_not_made() -> None:
+    behaviour = Behaviour(chat=lambda _: (429, {"error": "busy"}))
+    replies, judge = asked(behaviour, ["1"], calls_per_minute=2, timeout_s=5.0)
+    assert replies == [None] and len(behaviour.asked) == 1 and "status 429" in judge.problem
+
+
+def test_a_judge_that_is_closed_while_it_is_asked_fails_the_job(folder: Path) -> None:
+    under_way = threading.Event()
+
+    def chat(_: dict[str, Any]) -> str:
+        under_way.set()
+        time.sleep(1)
+        return "so 10"
+
+    async def run(url: str) -> None:
+        spec = source(folder, url, ("mine.py:reward", 1.0))
+        async with ScorerPool(workers=1, answer_timeout_s=20.0, memory_mb=4096, tasks=[spec]) as pool:
+            job = ScoringJob(ref=TaskRef(dataset=spec.dataset, seed=1, index=0), texts=["1"])
+            running = asyncio.create_task(pool.run([job]))
+            assert await asyncio.to_thread(under_way.wait, 30)
+        with pytest.raises(SandboxError):
+            await running
+
+    with openai_server(Behaviour(chat=chat)) as url:
+        asyncio.run(asyncio.wait_for(run(url), 60))
 
 
 def test_a_budget_spaces_requests_and_forgets_tokens_after_a_day() -> None:
     paced = Budget(calls_per_minute=30, tokens_per_day=0)
     assert [paced.next_s(100.0) for _ in range(3)] == [100.0, 102.0, 104.0] and paced.next_s(200.0) == 200.0
-    assert not paced.is_spent(0.0)
+    assert (paced.next_s(200.0, 202.0), paced.next_s(200.0, 202.5)) == (math.inf, 202.0), "what is not in time takes no place"
+    assert paced.reserve(2**40, 0.0)
     budget = Budget(calls_per_minute=0, tokens_per_day=10)
     assert budget.next_s(5.0) == budget.next_s(5.0) == 5.0
-    budget.use(6, 0.0)
-    assert not budget.is_spent(1.0)
-    budget.use(6, 10.0)
-    assert budget.is_spent(11.0) and budget.is_spent(DAY_S - 1) and not budget.is_spent(DAY_S + 1)
+    assert budget.reserve(6, 0.0) and not budget.reserve(6, 0.0)
+    budget.settle(6, 4, 1.0)
+    assert budget.reserve(6, 1.0) and not budget.reserve(1, 1.0)
+    budget.settle(6, 6, 10.0)
+    assert not budget.reserve(1, DAY_S) and budget.reserve(4, DAY_S + 1.5) and not budget.reserve(1, DAY_S + 1.5)
+
+
+def test_a_text_that_a_server_refuses_both_ways_does_not_double_later_requests() -> None:
+    behaviour = Behaviour(chat=lambda _: (400, {"error": "no such model"}))
+    replies, _ = asked(behaviour, ["1", "2", "3", "4"])
+    assert replies == [None] * 4 and len(behaviour.asked) == 5
+    taken = Behaviour(chat=lambda body: (400, {"error": "too long"}) if "long" in said(body) else "so 10")
+    replies, _ = asked(taken, ["1", "long", "2", "longer"])
+    assert replies == ["so 10", None, "so 10", None] and len(taken.asked) == 4
+    assert all("max_tokens" in body for body in taken.asked)
+
+    def bare_alone(body: dict[str, Any]) -> Any:
+        return "so 10" if "max_completion_tokens" in body and "long" not in said(body) else (400, {"error": "no"})
+
+    assert asked(Behaviour(chat=bare_alone), ["long", "1", "2", "3"])[0] == [None, None, "so 10", "so 10"]
 
 
 def test_a_server_that_refuses_usual_fields_is_asked_without_them() -> None:
