@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from shared.config.section import Section
+from shared.config.section import BaseUrl, Section
 from shared.registry import ENGINES
 
 
@@ -39,7 +39,7 @@ class GeneratorSection(Section):
         default_factory=dict,
         description="Settings of an engine from an installed package, by name; see that engine's documentation.",
     )
-    openai_url: str = Field(
+    openai_url: BaseUrl = Field(
         "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then only provides the tokenizer."
     )
     openai_key_variable: str = Field(

@@ -6,15 +6,30 @@ people, who count from 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from shared.text import visible
+from shared.text import visible, without_secrets
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 AnyDtype = Literal["auto", Dtype]
 """`auto`: what fits the device, or another setting's."""
+
+
+def _base_url(value: str) -> str:
+    if value != without_secrets(value):
+        raise ValueError(
+            "an address with a name, a password or a query in it, which logs would show: name the environment variable with the "
+            "key (key_variable, generator.openai_key_variable)"
+        )
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError(f"{visible(value, 200)!r} is not a server's address: write http://HOST:PORT/v1 or https://HOST/v1")
+    return value
+
+
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+"""Base URL of a server that is asked over HTTP, without secrets; may be empty."""
 
 
 class Section(BaseModel):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from shared.config.section import Section
+from shared.config.section import BaseUrl, Section
 from shared.contracts.limits import MAX_REWARD_PARTS, MAX_TURNS
 from shared.environment_files import DEFAULT_MAX_TURNS, TOOLS, EnvironmentSpec, tool_problem
 from shared.hub_models import HUB, hub_data_problem
@@ -44,7 +44,7 @@ class WeightedReward(Section):
 class JudgeSection(Section):
     """The OpenAI-compatible server that a source's reward asks about this node's answers."""
 
-    url: str = Field("", description="Its base URL, such as http://localhost:8000/v1; its chat interface is asked.")
+    url: BaseUrl = Field("", description="Its base URL, such as http://localhost:8000/v1; its chat interface is asked.")
     model: str = Field("", description="The model's name on that server.")
     key_variable: str = Field(
         "",

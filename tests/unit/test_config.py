@@ -72,11 +72,29 @@ def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
         ({"node": {"run": "../x"}}, "node.run: must be 1 to 64 letters, digits or \\. _ -, beginning with a letter or digit, got"),
         ({"tasks": [{"dataset": "gcd", "config": {"seed": 1}}]}, "`seed` is chosen by each task draw"),
         ({"generator": {"engine": "openai"}}, "generator.openai_url"),
+        (
+            {"generator": {"openai_url": "ftp://192.0.2.1/v1"}},
+            "generator.openai_url: 'ftp://192.0.2.1/v1' is not a server's address",
+        ),
+        (
+            {"tasks": [{"dataset": "gcd", "judge": {"url": "192.0.2.1:80", "model": "m"}}]},
+            "judge.url: .* is not a server's address",
+        ),
     ],
 )
 def test_an_impossible_configuration_is_refused_with_cause_and_remedy(overrides: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config(None, {**GCD, **overrides})
+
+
+@pytest.mark.parametrize("url", ["https://me:hidden@192.0.2.1/v1", "https://192.0.2.1/v1?key=hidden"])
+@pytest.mark.parametrize("setting", ["generator.openai_url", "judge.url"])
+def test_a_secret_in_a_server_s_address_is_refused_and_not_shown(setting: str, url: str) -> None:
+    judged = {"tasks": [{"dataset": "gcd", "verifier": "judge", "judge": {"url": url, "model": "m"}}]}
+    served = {"generator": {"engine": "openai", "openai_url": url}}
+    with pytest.raises(ConfigError, match=setting) as refused:
+        load_config(None, {**GCD, **(judged if setting == "judge.url" else served)})
+    assert "hidden" not in str(refused.value)
 
 
 def test_an_unknown_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
