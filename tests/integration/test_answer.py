@@ -63,7 +63,7 @@ async def test_a_persons_answers_are_scored_signed_and_taken_in_by_another_node(
     url = nats_server().url
     file = tmp_path / "people.toml"
     file.write_text(CONFIG.format(url=url, var=tmp_path))
-    people_config = configured("people", url, tmp_path, tasks=[{"dataset": "gcd"}])
+    people_config = configured("people", url, tmp_path, tasks=[{"dataset": "gcd"}], share="all")
     people_config = people_config.model_copy(update={"node": people_config.node.model_copy(update={"roles": "verifier"})})
     learner = configured("beta", url, tmp_path, tasks=[{"dataset": "gcd"}])
     refused = await answered(file, "")
