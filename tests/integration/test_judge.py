@@ -242,9 +242,10 @@ def test_every_try_has_its_place_in_the_pace() -> None:
         times.append(time.monotonic())
         return (429, {"error": "busy"}) if len(times) < 3 else "so 10"
 
+    began = time.monotonic()
     replies, _ = asked(Behaviour(chat=chat), ["1", "2"], calls_per_minute=60)
     assert replies == ["so 10"] * 2 and len(times) == 4
-    assert all(later - earlier > 0.9 for earlier, later in zip(times, times[1:], strict=False))
+    assert times[-1] - began >= 3.0, "four requests, a second apart; on a busy machine one may arrive late"
 
 
 def test_a_try_that_has_no_place_before_the_deadline_is_not_made() -> None:
