@@ -115,7 +115,7 @@ def test_a_teacher_with_a_chat_interface_alone_is_asked_with_messages_and_gives_
     model = {"path": str(model_folders[True]), "system_prompt": "Be brief."}
     config = load_config(overrides={"tasks": [{"dataset": "gcd"}], "model": model, "generator": {"max_new_tokens": 8}})
     task = text_task(TaskRef(dataset="gcd", seed=1, index=0), "gcd(4, 6)?", "2")
-    prompt = Prompter(config, load_tokenizer(config.model), 64, HeldOut([])).prompt(task)
+    prompt = Prompter(config, load_tokenizer(config.model), 64, HeldOut([])).prompted(task).prompt_ids
     behaviour = Behaviour(completions=False, chat=lambda body: "It is 2." if body["max_tokens"] > 1 else "It")
 
     async def run(url: str) -> list[list[Sample]]:

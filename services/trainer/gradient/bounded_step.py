@@ -19,6 +19,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -221,8 +222,9 @@ def bounded_gradients(
     size = divisor(config.objective, normaliser)
     local = [number for number, group in enumerate(groups) if config.takes_part(group) and group.is_local]
     foreign = [number for number, group in enumerate(groups) if config.takes_part(group) and not group.is_local]
-    # Weights that are cast for autocast stay cast until the outermost context ends.
-    with torch.autocast(next(model.parameters()).device.type, enabled=False):
+    # Weights that are cast for autocast stay cast until the outermost context ends. Sharded ones
+    # are gathered anew for each pass, and a cast of before belongs to tensors that are gone.
+    with torch.autocast(next(model.parameters()).device.type, enabled=False) if parallel is ALONE else nullcontext():
         whole = step.add(local)
         local_norm = step.norm() if local else None
         pulling = sum(groups[number].moves_policy for number in local)

@@ -3,7 +3,7 @@
 
 const OTHERS_MOST = 8, QUESTIONS_FIRST = 4, QUESTIONS_MORE = 8, SMOOTHED = 9;
 
-/** The 95 % interval of a share of n answers (Wilson, 1927). */
+/** The 95 % interval of a share of n independent answers (Wilson, 1927). */
 function interval([, share, n]) {
   const z = 1.96, middle = share + (z * z) / (2 * n), half = z * Math.sqrt((share * (1 - share)) / n + (z * z) / (4 * n * n));
   return [(middle - half) / (1 + (z * z) / n), (middle + half) / (1 + (z * z) / n)].map((each) => Math.min(1, Math.max(0, each)));
@@ -205,21 +205,21 @@ function saysSection(told, { name: mine, node, row, names }, answers) {
 const measureOf = ({ k, by_reward: byReward }) => (byReward ? "mean reward" : k === 1 ? "share right" : `avg@${k}`);
 
 /** One evaluation set's curve: avg@k with its 95 % interval, pass@k dotted, and the base policy's avg@k dashed. */
-function setChart({ name: set, k, by_reward: byReward, base, curve }, steps) {
+function setChart({ name: set, k, by_reward: byReward, base, curve, questions }, steps) {
   const page = Math.min(1232, document.documentElement.clientWidth) - 32, columns = Math.max(1, Math.floor((page + 16) / 356)), width = Math.round((page - 16 * (columns - 1)) / columns) - (page > 568 ? 38 : 18);
-  const height = 130, left = 36, high = 9, low = 22, end = Math.max(steps, curve.at(-1)[0], 1), half = ([, , error]) => 1.96 * error, clipped = (value) => (byReward ? value : Math.min(1, Math.max(0, value)));
-  const values = curve.flatMap((point) => [clipped(point[1] - half(point)), clipped(point[1] + half(point)), ...(point[3] === null ? [] : [point[3]])]), least = Math.min(0, ...values), most = ceiling(Math.max(...values)), last = curve.at(-1), over = last[3] !== null;
+  const height = 130, left = 36, high = 9, low = 22, end = Math.max(steps, curve.at(-1)[0], 1), bounds = ([, value, error]) => (byReward ? [value - 1.96 * error, value + 1.96 * error] : interval([0, value, error ? (value * (1 - value)) / (error * error) : questions]));
+  const values = curve.flatMap((point) => [...bounds(point), ...(point[3] === null ? [] : [point[3]])]), least = Math.min(0, ...values), most = ceiling(Math.max(...values)), last = curve.at(-1), over = last[3] !== null;
   const room = over && curve.length > 1 && (1 - last[0] / end) * (width - left - 16) < 62 ? 66 : 14, x = (version) => left + (version / end) * (width - left - room), y = (value) => high + ((most - value) / (most - least)) * (height - high - low);
   const measure = measureOf({ k, by_reward: byReward }), spoken = `${measure} on set ${set} by step: ${curve.slice(-12).map(([version, value, , passed]) => `${ratio(value)}${passed === null ? "" : ` (pass@${k} ${ratio(passed)})`} at step ${version}`).join(", ")}.${base ? ` Before training ${ratio(base[1])}.` : ""}`;
   const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spoken }), path = (points) => points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ");
   for (const level of [...new Set([least, 0, most])]) picture.append(svg("line", { class: level ? "grid" : "axis", x1: left, x2: width - room, y1: y(level), y2: y(level) }), label_at(String(Number(level.toPrecision(3))), left - 7, y(level) + 4.5, "end"));
   for (const step of [0, end]) picture.append(label_at(step === 0 ? "step 0" : count(step), x(step), height - 4, step === 0 ? "start" : "end"));
-  if (curve.length > 1) picture.append(svg("polygon", { class: "band", points: path([...curve.map((point) => [point[0], clipped(point[1] + half(point))]), ...curve.toReversed().map((point) => [point[0], clipped(point[1] - half(point))])]) }));
+  if (curve.length > 1) picture.append(svg("polygon", { class: "band", points: path([...curve.map((point) => [point[0], bounds(point)[1]]), ...curve.toReversed().map((point) => [point[0], bounds(point)[0]])]) }));
   if (base && curve.length > 1) picture.append(svg("line", { class: "base", x1: left, x2: width - room, y1: y(base[1]), y2: y(base[1]) }));
   if (over) picture.append(svg("polyline", { class: "most", points: path(curve.map(([version, , , passed]) => [version, passed])) }));
   picture.append(svg("polyline", { class: "line", points: path(curve) }), ...curve.map((point) => svg("circle", { class: "line", cx: x(point[0]).toFixed(1), cy: y(point[1]).toFixed(1), r: 3 })));
   if (curve.length === 1) {
-    picture.append(svg("line", { class: "whisker", x1: x(last[0]), x2: x(last[0]), y1: y(clipped(last[1] - half(last))), y2: y(clipped(last[1] + half(last))) }));
+    picture.append(svg("line", { class: "whisker", x1: x(last[0]), x2: x(last[0]), y1: y(bounds(last)[0]), y2: y(bounds(last)[1]) }));
     if (over) picture.append(svg("circle", { class: "odot", cx: x(last[0]), cy: y(last[3]), r: 3 }));
   } else if (over) for (const label of apart([[`avg@${k}`, x(last[0]) + 8, y(last[1]) + 4.5, "start", "on"], [`pass@${k}`, x(last[0]) + 8, y(last[3]) + 4.5, "start"]], height - low)) picture.append(label_at(...label));
   return picture;
@@ -234,7 +234,7 @@ function setsSection({ steps, over, name: mine, names, node }, told) {
     const of = (point, digits = ratio) => [digits(point[1]), ...(several ? [digits(point[3])] : [])];
     const lines = [line(!trained ? "Before" : atEnd ? "At the end" : over ? "Last result" : "Now", trained && !atEnd ? now[0] : null, of(now)), before ? line("Before", null, of(base)) : null, before ? line("Gain", null, of([0, now[1] - base[1], 0, several && base[3] !== null ? now[3] - base[3] : null], signed), "gain") : null];
     const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "hidden", text: "when" })), el("th", { scope: "col", class: "n", text: measureOf(each) }), several ? el("th", { scope: "col", class: "n", text: `pass@${k}` }) : null);
-    const notes = [`${many(each.questions, "question")}, ${many(k, "answer")} to each.`, each.chance === null ? "" : `Chance explains at most ${ratio(each.chance)} of the gain${several ? ` in avg@${k}` : ""}.`, trained || over ? "" : "A trained policy is measured later.", each.unknown ? `${many(each.unknown, "answer")} without a known reward.` : ""];
+    const notes = [`${many(each.questions, "question")}, ${many(k, "answer")} to each.`, each.chance === null ? "" : `Chance alone explains up to ${ratio(each.chance)}${several ? ` in avg@${k}` : ""}.`, trained || over ? "" : "A trained policy is measured later.", each.unknown ? `${many(each.unknown, "answer")} without a known reward.` : ""];
     return el("figure", { class: "sheet" }, el("div", { class: "head" }, el("h3", {}, name(each.name))), setChart(each, steps), el("table", { class: "figures" }, el("caption", { class: "hidden", text: `Results on set ${each.name}` }), el("thead", {}, head), el("tbody", {}, ...lines.filter(Boolean))), el("figcaption", { class: "small soft", text: notes.filter(Boolean).join(" ") }), each.added ? el("p", { class: "small warn", text: `It was ${each.added}.` }) : null);
   };
   return section("sets", null, el("h2", { id: "sets-title" }, "Evaluation sets", names.length > 1 ? el("span", { class: "small soft" }, " ", name(mine)) : null), el("p", { class: "hint", text: "Their questions are kept out of training. avg@k: share of right answers, with its 95 % interval; pass@k: chance that one of k is right. Dashed: before training." }), el("div", { class: "sets" }, ...told.sets.map(card)));
