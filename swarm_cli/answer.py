@@ -32,9 +32,6 @@ from shared.contracts.messages import ROLLOUT_ID_HEADER, Completion, RolloutGrou
 from shared.contracts.status_figures import is_alive
 from shared.contracts.wire import ModelIdentity
 from shared.runtime.planes import connect_node_plane
-from shared.tasks import TaskError, TaskSource, held_out_of
-from shared.tasks.answers import MAX_ANSWER_CHARS
-from shared.tasks.specs import checked_config
 from shared.text import error_text, visible
 from shared.transport.base import NoStream, NotConnected, StreamFull, Transport, TransportError
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
@@ -67,6 +64,9 @@ def answer(
     Give several answers to a question, at least one right and one wrong: a policy learns from the
     difference.
     """
+    from shared.tasks import TaskError, TaskSource, held_out_of
+    from shared.tasks.specs import checked_config
+
     chosen = for_node(of_its_run(config, node_url), node)
     try:
         chosen = checked_config(chosen)
@@ -150,6 +150,8 @@ def _signals_interrupt() -> Iterator[None]:
 
 def _read_answers(texts: list[str]) -> bool:
     """Add the answers to one question. True: the person leaves."""
+    from shared.tasks.answers import MAX_ANSWER_CHARS
+
     for number in range(1, 1 + _AHEAD):
         note(f"answer {number}:")
         lines: list[str] = []

@@ -130,9 +130,6 @@ def test_an_unknown_key_ends_config_check_with_78_and_no_traceback(tmp_path: Pat
     [
         ("verifier.ack_wait_s", "it is fixed at 60.0"),
         ("sampler.prefetch", "it is fixed at 1"),
-        ("trainer.foreign_norm_factor", "write trainer.constants.foreign_norm_factor"),
-        ("trainer.m2_threshold", "write trainer.objective_options.threshold"),
-        ("trainer.schedule_steps", "write trainer.max_steps"),
     ],
 )
 def test_a_former_setting_is_named_with_what_holds_now_in_a_file_and_in_a_variable(key: str, instead: str, tmp_path: Path) -> None:
