@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shared.atomic_files import draft_in, keep_draft
-from shared.run_records import EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE
+from shared.run_records import EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE, reward_changes
 from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
-from swarm_cli.observe.run_files import Comparison, SetCurve, compared, read_evaluations, read_sets, read_steps, reward_changes
+from swarm_cli.observe.run_files import Comparison, SetCurve, compared, read_evaluations, read_sets, read_steps
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, read_end
 from swarm_cli.target import find_run
