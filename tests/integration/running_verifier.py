@@ -99,7 +99,9 @@ async def verifier(config: NodeConfig, wants: int = 100_000) -> AsyncIterator[Ru
     """
     node = await connect_node_plane(config, "verifier")
     await prepare_node_streams(node, config.node.id, create=config.nats.create_streams)
-    await want(node, config.node.id, wants)
+    sampler = await connect_node_plane(config, "sampler")  # with its own key, which alone may say that
+    await want(sampler, config.node.id, wants)
+    await sampler.close()
     swarm = None
     if config.nats.swarm_url == config.nats.node_url:
         swarm = await connect_swarm_plane(config, "verifier", timeout_s=5.0)
