@@ -57,7 +57,7 @@ def write_table(chosen: Sequence[str]) -> None:
 
 
 def _words(reason: str) -> str:
-    without_numbers = re.sub(r" \([^()]*\d[^()]*\)", "", reason)
+    without_numbers = re.sub(r" \((?:[^()]*\d[^()]*|\w+Error: [^()]*)\)", "", reason)
     return re.sub(r"\s+", " ", without_numbers).replace("|", "/").strip()
 
 
