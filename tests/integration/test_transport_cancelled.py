@@ -168,6 +168,10 @@ async def _get(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.get(scene.log.name, await scene.publish())
 
 
+async def _next(scene: Scene) -> Coroutine[Any, Any, object]:
+    return scene.transport.next(scene.log.name, f"{scene.plane.tag}.log.a", await scene.publish())
+
+
 async def _last(scene: Scene) -> Coroutine[Any, Any, object]:
     await scene.publish()
     return scene.transport.last(scene.log.name, f"{scene.plane.tag}.log.a")
