@@ -67,7 +67,7 @@ def answer(
     from shared.tasks import TaskError, TaskSource, held_out_of
     from shared.tasks.specs import checked_config
 
-    chosen = for_node(of_its_run(config, node_url), node)
+    chosen = for_node(config_of_run(config, node_url), node)
     try:
         chosen = checked_config(chosen)
         held_out = held_out_of(chosen.tasks, tasks=chosen.eval.tasks, sets=chosen.eval.sets, draw=chosen.eval.draw)
@@ -109,7 +109,7 @@ def answer(
     note(f"{'left; ' if left else ''}{count(done, 'question')} answered")
 
 
-def of_its_run(config: Path | None, node_url: str) -> NodeConfig:
+def config_of_run(config: Path | None, node_url: str) -> NodeConfig:
     """The configuration that the nodes of the run on this machine were started with, else the
     chosen one. Raises CommandError if another file was named: its questions are not the node's.
     """

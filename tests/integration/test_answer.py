@@ -207,12 +207,12 @@ def test_questions_are_those_of_the_run_s_configuration(tmp_path: Path, monkeypa
     with holding_run(run):
         write_note(run, RunNote(url, url, StartOptions(config=str(own)), started_in=str(tmp_path)))
         for given in (None, own):
-            assert [each.dataset for each in answer.of_its_run(given, "").tasks] == ["gcd"]
+            assert [each.dataset for each in answer.config_of_run(given, "").tasks] == ["gcd"]
         with pytest.raises(CommandError, match=re.escape(str(own))):
-            answer.of_its_run(tmp_path / "node.toml", "")
+            answer.config_of_run(tmp_path / "node.toml", "")
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
         with pytest.raises(CommandError, match=re.escape(f"cd {tmp_path}")):
-            answer.of_its_run(own, "")
+            answer.config_of_run(own, "")
     monkeypatch.chdir(tmp_path)
-    assert [each.dataset for each in answer.of_its_run(tmp_path / "node.toml", "").tasks] == ["chain_sum"], "no run is running"
+    assert [each.dataset for each in answer.config_of_run(tmp_path / "node.toml", "").tasks] == ["chain_sum"], "no run is running"
