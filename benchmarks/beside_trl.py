@@ -6,7 +6,13 @@ Both get one folder with a rewards file that neither has to change, and make as 
 step: 4 questions with 8 answers of at most 24 tokens. Swarm is one node that shares nothing; TRL
 never sees the questions that Swarm holds out. Both results are scored by `swarm eval`, greedily, on
 these. Printed, and kept in OUT/results.json: held-out pass rate, seconds a step and in all, the
-largest memory of all processes together, and lines of the user's own.
+largest memory of all processes together, and lines of the user's own with one setting a line.
+
+To be known when they are read: a step is timed from the end of one to the end of the next, without
+the first, as a mean on both sides. Swarm samples while it trains, so that its completions are of
+one or two versions ago, and computes nothing for a group whose rewards are all equal; TRL does one
+after the other and computes all groups. Swarm's seconds in all hold two evaluations of the
+held-out questions, TRL's none.
 """
 
 from __future__ import annotations
@@ -98,6 +104,7 @@ trainer = GRPOTrainer(
         bf16=False,
         gradient_checkpointing=False,
         save_strategy="no",
+        logging_steps=1,
         report_to="none",
     ),
 )
@@ -185,7 +192,7 @@ def train_swarm(folder: Path, steps: int, seed: int) -> dict[str, float]:
         [*program, "up", "--steps", str(steps), "--run", run, *ports], folder, folder / "swarm.log", {"SWARM_NODE__SEED": str(seed)}
     )
     ends = [line["time"] for line in read_jsonl(folder / "var" / "runs" / run / "alpha" / METRICS_FILE)]
-    step = statistics.median(later - earlier for earlier, later in zip(ends, ends[1:], strict=False))
+    step = (ends[-1] - ends[0]) / (len(ends) - 1)
     measured([*program, "model", "export", run, "alpha", "swarm-trained"], folder, folder / "export.log", {})
     return {"seconds": seconds, "seconds_a_step": step, "memory_bytes": memory, "held_out": held_out(folder, "swarm-trained")}
 
@@ -194,9 +201,9 @@ def train_trl(folder: Path, steps: int) -> dict[str, float]:
     """Run `train.py`, which leaves `trained`."""
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
     seconds, memory = measured([sys.executable, "-c", _RUN_TRL], folder, folder / "trl.log", threads)
-    runtime = re.search(r"'train_runtime': '?([0-9.]+)", (folder / "trl.log").read_text(errors="replace"))
-    assert runtime is not None, "TRL says at its end how long it trained"
-    step = float(runtime[1]) / steps
+    times = [float(found) for found in re.findall(r"'step_time': '?([0-9.e-]+)", (folder / "trl.log").read_text(errors="replace"))]
+    assert len(times) == steps, f"TRL logged the time of {len(times)} of {steps} steps"
+    step = statistics.fmean(times[1:])
     return {"seconds": seconds, "seconds_a_step": step, "memory_bytes": memory, "held_out": held_out(folder, "trained")}
 
 

@@ -5,6 +5,7 @@ services are not about them. Tests of `swarm up` start processes as users do.
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import multiprocessing
 import multiprocessing.forkserver
@@ -21,6 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["tests.preloaded"])
 CLONE_NEWNET = 0x40000000
@@ -29,6 +32,15 @@ SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 ADDRESS = "TESTS_FORKSERVER"
 """Environment variable with the address of a server that all workers of a suite share."""
 _server: Any = multiprocessing.forkserver._forkserver
+
+
+def _unset() -> UnsetType:
+    return UNSET
+
+
+# It names no module, for which pickle asks every module that is imported; of transformers that
+# imports what needs packages that are not installed.
+copyreg.pickle(UnsetType, lambda _: (_unset, ()))  # type: ignore[arg-type,return-value]
 
 
 class Forked:

@@ -231,6 +231,7 @@ def test_this_process_is_not_forked_again_for_a_question_that_takes_too_much(tok
     tokenizer.chat_template += "{% if '\u00df' in messages[-1].content %}" + work + "{% endif %}"
     render_prompt(tokenizer, user_prompt("x"))
     before = renderer()
+    gc.collect()
     open_files = psutil.Process().num_fds()
     for question in ("Add \u00df.", "Take \u00df."):
         with pytest.raises(PromptError):
@@ -240,7 +241,8 @@ def test_this_process_is_not_forked_again_for_a_question_that_takes_too_much(tok
     with pytest.raises(PromptError):
         render_prompt(tokenizer, user_prompt("Add \u00df."))
     assert time.monotonic() - started < 1.0, "the same question was tried again"
-    assert renderer() == before and psutil.Process().num_fds() == open_files
+    # Fewer, if files of an earlier test were closed meanwhile.
+    assert renderer() == before and psutil.Process().num_fds() <= open_files
 
 
 def test_two_tokenizers_of_one_model_have_one_process_and_there_are_few(tokenizer: Any) -> None:
