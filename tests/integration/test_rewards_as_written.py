@@ -59,9 +59,11 @@ def mine(item):
 SAYS = "def mine(item):\n    return lambda answer: (0.02 if len(answer) < 9 else 2.5, answer == item.task.answer)"
 
 
-def node(tmp_path: Path, url: str, name: str = "alpha", **task: object) -> NodeConfig:
-    config = configured(name, url, tmp_path, None, [{"dataset": "gcd", "verifier": "mine", **task}])
-    return config.model_copy(update={"verifier": config.verifier.model_copy(update={"answer_timeout_s": 0.5})})
+def node(tmp_path: Path, url: str, name: str = "alpha", answer_timeout_s: float = 10.0, **task: object) -> NodeConfig:
+    """On a busy machine an answer that is scored at once may wait for seconds."""
+    return configured(
+        name, url, tmp_path, None, [{"dataset": "gcd", "verifier": "mine", **task}], answer_timeout_s=answer_timeout_s
+    )
 
 
 def task() -> Task:
@@ -156,7 +158,7 @@ async def test_a_group_without_any_reward_is_dropped_and_counted_and_is_no_dead_
     nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, cause: str
 ) -> None:
     written(tmp_path, monkeypatch, code)
-    config = node(tmp_path, nats_server().url)
+    config = node(tmp_path, nats_server().url, answer_timeout_s=0.5)
     async with verifier(config) as running:
         await generate(running.node, group("alpha", 0, ["1", "2"], task=task()))
         await until(lambda: queue_is_empty(running.node, "alpha"), 60)
