@@ -1,10 +1,7 @@
-"""Stores, reads and requeues a node's dead letters: local groups whose scoring was given up, with
-the cause.
-"""
+"""Stores and reads a node's dead letters: local groups that could not be scored, with the cause."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.contracts import subjects
@@ -14,19 +11,7 @@ from shared.contracts.wire import MessageError
 from shared.transport.base import StoredMessage, Transport, TransportError
 
 CAUSE_HEADER = "Swarm-Cause"
-REQUEUED = "requeue-"
-"""Prefix of a requeued group's message id, so that the server takes it as a new attempt and not as
-a duplicate of the first.
-"""
 _PAGE = 256
-
-
-def attempt_id(message: StoredMessage, group_id: str) -> str:
-    """Message id for the result of one attempt at a group: the same after a crash, different after
-    a requeue.
-    """
-    requeued_as = message.headers.get("Nats-Msg-Id", "")
-    return f"{group_id}-{requeued_as}" if requeued_as.startswith(REQUEUED) else group_id
 
 
 async def bury(transport: Transport, node: str, payload: bytes, cause: str, *, message_id: str) -> None:
@@ -65,39 +50,20 @@ class DeadLetter:
         }
 
 
-async def read_letters(transport: Transport, node: str, seqs: Sequence[int] = (), *, contents: bool = True) -> list[DeadLetter]:
-    """All letters of a node in order, or those at `seqs` that exist. contents: open the groups."""
+async def read_letters(transport: Transport, node: str, seq: int | None = None, *, contents: bool = True) -> list[DeadLetter]:
+    """All letters of a node in order, or the one at `seq` if it exists. contents: open the
+    groups.
+    """
     stream = subjects.node_dead_letters_stream(node)
-    if seqs:
-        found = [await transport.get(stream, seq) for seq in sorted(set(seqs))]
-        return [await _opened(transport, message) for message in found if message is not None]
+    if seq is not None:
+        found = await transport.get(stream, seq)
+        return [] if found is None else [await _opened(transport, found)]
     letters: list[DeadLetter] = []
     position = 1
     while messages := await transport.read(stream, position, _PAGE):
         letters += [await _opened(transport, message) if contents else _closed(message) for message in messages]
         position = messages[-1].seq + 1
     return letters
-
-
-async def requeue(transport: Transport, node: str, letter: DeadLetter) -> None:
-    """Put a letter back into the queue of groups to score, then remove it. Safe to repeat after a
-    crash between the two.
-
-    Raises:
-        TransportError: the server does not answer, the queue is full, or the letter's payload is
-            gone.
-    """
-    dead, queue = subjects.node_dead_letters_stream(node), subjects.node_rollouts_stream(node)
-    message = await transport.get(dead, letter.seq)
-    if message is None:
-        return
-    payload = await transport.payload(message)
-    # A separate message id: with the group's id the queue would drop it for ten minutes as a
-    # duplicate of the first attempt.
-    await transport.publish(
-        subjects.node_rollouts(node), payload, stream=queue, message_id=f"{REQUEUED}{letter.seq}-{letter.group_id[:32]}"
-    )
-    await transport.delete(dead, letter.seq)
 
 
 def _closed(message: StoredMessage) -> DeadLetter:

@@ -17,7 +17,7 @@ SEVERAL: tuple[Role, ...] = ("generator", "verifier")
 """Roles that may have several processes (replicas) per node; each other role has one."""
 
 OPERATOR = "operator"
-"""User of a person: creates streams, reads everything, requeues dead letters."""
+"""User of a person: creates streams and reads everything."""
 WATCH = "watch"
 """User of `swarm nats watch`: receives JetStream's reports on requests, and may request nothing."""
 OBSERVER = "observer"

@@ -18,7 +18,7 @@ from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.senders import MAX_BANS, Ban, BanList, SendersReport
 from shared.contracts.subjects import BANS_KEY, SENDERS_PREFIX, node_dead_letters_stream
 from shared.contracts.wire import MessageError, is_node_name
-from shared.dead_letters import DeadLetter, read_letters, requeue
+from shared.dead_letters import DeadLetter, read_letters
 from shared.identity.keys import is_public_key
 from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
@@ -162,7 +162,7 @@ async def _read(plane: Transport, bucket: str, anew: bool = False) -> tuple[BanL
         ) from None
 
 
-dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
+dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters.", no_args_is_help=True)
 
 NodeOption = Annotated[str, typer.Option("--node", help="The node with the dead letters.  [default: the configuration's node]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
@@ -204,7 +204,7 @@ def list_letters(
     if kept.first_seq > 1 and letters:
         most = NODE_LIMITS.dead_letters_max_msgs
         full = f", which is full with {most:,}" if len(letters) >= most else ""
-        say(f"{kept.first_seq - 1:,} older letters are gone: requeued, a week old, or dropped from the stream{full}")
+        say(f"{kept.first_seq - 1:,} older letters are gone: a week old, or dropped from the stream{full}")
     if letters and not every:
         say("--all shows each letter, `swarm dlq show SEQ` one with its texts")
 
@@ -218,8 +218,10 @@ def show(
 ) -> None:
     """Print one dead letter: cause, task, and the completions' texts."""
     node_config = for_node(load_chosen(config, ViewConfig), node)
-    letters = _on_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id, [seq]), acts=False)
-    (letter,) = _found(letters, [seq])
+    letters = _on_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id, seq), acts=False)
+    if not letters:
+        raise CommandError(f"no dead letter {seq}: `swarm dlq list` shows the existing ones")
+    (letter,) = letters
     for name, value in letter.as_object().items():
         say(visible(f"{name}: {value}"))
     if letter.group is not None:
@@ -227,37 +229,6 @@ def show(
         for number, completion in enumerate(letter.group.completions):
             say(f"--- completion {number} ({completion.finish_reason}, {completion.token_count} tokens)")
             say("  " + indented(completion.text))
-
-
-@dlq_app.command("requeue")
-def requeue_letters(
-    seqs: Annotated[list[int] | None, typer.Argument(metavar="SEQ", help="Numbers of letters.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All readable letters.")] = False,
-    node: NodeOption = "",
-    node_url: NodeUrlOption = "",
-    config: ConfigOption = None,
-) -> None:
-    """Put dead letters back into the queue, so that they are scored and shared. This node trains
-    only on those that were unreadable when they were given up: the generator has already replaced
-    the others, and a group counts once."""
-    if bool(seqs) == every:
-        raise CommandError("name the letters to requeue: numbers from `swarm dlq list`, or --all")
-    node_config = for_node(load_chosen(config, ViewConfig), node)
-
-    async def requeue_all(plane: Transport) -> list[DeadLetter]:
-        letters = await read_letters(plane, node_config.node.id, seqs or [])
-        if seqs:
-            _found(letters, seqs)
-            unreadable = [letter for letter in letters if letter.group is None]
-            if unreadable:
-                raise CommandError(f"letter {unreadable[0].seq} cannot be scored ({unreadable[0].problem}): nothing was requeued")
-        readable = [letter for letter in letters if letter.group is not None]
-        for letter in readable:
-            await requeue(plane, node_config.node.id, letter)
-        return readable
-
-    done = _on_plane(node_config, node_url, requeue_all)
-    typer.echo(f"requeued {len(done)}: {', '.join(str(letter.seq) for letter in done)}" if done else "requeued 0")
 
 
 def _on_plane(config: ViewConfig, url: str, work: Callable[[Transport], Awaitable[T]], *, acts: bool = True) -> T:
@@ -273,13 +244,6 @@ def _on_plane(config: ViewConfig, url: str, work: Callable[[Transport], Awaitabl
     with naming_silent_server(config.node.var_dir, target.node_url):
         check_listening(config.node.var_dir, target, acts=acts)
         return asyncio.run(run())
-
-
-def _found(letters: list[DeadLetter], seqs: list[int]) -> list[DeadLetter]:
-    missing = sorted(set(seqs) - {letter.seq for letter in letters})
-    if missing:
-        raise CommandError(f"no dead letter {', '.join(map(str, missing))}: `swarm dlq list` shows the existing ones")
-    return letters
 
 
 def _by_cause(letters: Sequence[DeadLetter]) -> list[list[str]]:

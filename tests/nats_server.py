@@ -19,6 +19,8 @@ from pathlib import Path
 
 from shared.transport.base import Transport
 from shared.transport.connect import connect
+from shared.transport.nats import jetstream_api
+from shared.transport.nats.transport import connection_of
 
 START_TIMEOUT_S = 120.0
 
@@ -168,3 +170,8 @@ def end_servers() -> None:
         server = _of_this_test.pop()
         server.kill()
         shutil.rmtree(server.folder, ignore_errors=True)
+
+
+async def delete_message(transport: Transport, stream: str, seq: int) -> None:
+    """Delete one message of a stream, which services never do."""
+    await jetstream_api.delete_message(connection_of(transport), stream, seq)

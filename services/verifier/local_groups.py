@@ -26,13 +26,13 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
-from shared.dead_letters import attempt_id, bury
+from shared.dead_letters import bury
 from shared.rewards import LocalOnly, known_parts, mean_parts, unknown_of
 from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.tasks.verifiers import VerifierChoice
-from shared.transport.base import NotConnected, PubAck, StoredMessage, Transport, TransportError
+from shared.transport.base import NotConnected, PubAck, Transport, TransportError
 from shared.transport.nats.pull import Delivery, fetch
 
 IN_WORK = 64
@@ -133,7 +133,7 @@ class LocalScorer:
             if not last_try:
                 raise
             self._log.error("local_group_given_up", seq=delivery.message.seq, cause=str(error))
-            await self._scored.bury(delivery.message, b"", str(error))
+            await self._scored.bury(b"", str(error), f"lost-{delivery.message.seq}")
             self._figures.scoring.failed_local()
             await delivery.ack()
             return
@@ -142,7 +142,7 @@ class LocalScorer:
         except MessageError as error:
             remedy, rollout_id = "run all of a node's services in one version", claimed_rollout_id(delivery.message.headers)
             self._log.error("local_group_unreadable", reason=str(error), rollout_id=rollout_id, remedy=remedy)
-            await self._scored.bury(delivery.message, payload, str(error))
+            await self._scored.bury(payload, str(error), content_id(payload))
             self._figures.scoring.failed_local()
             await delivery.ack()
             return
@@ -151,7 +151,7 @@ class LocalScorer:
         if last_try:
             # Each earlier attempt ended in a crash or an outage. This one, and each after it, only
             # stores the group as a dead letter.
-            await self._scored.give_up(delivery.message, group, payload, f"not scored in {delivery.deliveries - 1} tries")
+            await self._scored.give_up(group, payload, f"not scored in {delivery.deliveries - 1} tries")
             await delivery.ack()
             return
         turns = self._choice.turns_for(group.task.ref)
@@ -160,7 +160,7 @@ class LocalScorer:
         problem = f"{result.reason}: {result.detail}" if result.reason is not None else turns_problem(group, result, turns)
         if problem:
             self._figures.scoring.unscored("local", len(texts), result)
-            await self._scored.give_up(delivery.message, group, payload, problem)
+            await self._scored.give_up(group, payload, problem)
             await delivery.ack()
             return
         self._rewards.note(group.task.ref, result)
@@ -182,7 +182,7 @@ class LocalScorer:
         )
         if turns is not None and rewards:
             scored = with_replies(scored, result, turns)
-        stored = await self._scored.store(delivery.message, scored)
+        stored = await self._scored.store(scored)
         if not stored.duplicate:
             self._figures.scoring.scored("local", group.task.ref.dataset, result)
             if rewards:
@@ -224,29 +224,28 @@ class LocalOutcomes:
     def __init__(self, node_id: str, node: Transport, figures: Figures, log: Log) -> None:
         self._id, self._node, self._figures, self._log = node_id, node, figures, log
 
-    async def give_up(self, message: StoredMessage, group: RolloutGroup, payload: bytes, cause: str) -> None:
+    async def give_up(self, group: RolloutGroup, payload: bytes, cause: str) -> None:
         """Store a group as one that could not be scored, and its bytes as a dead letter."""
         group_id = content_id(payload)
         rollout_id, task = rollout_id_of(group_id), group.task.ref.dataset
         self._log.error("local_group_given_up", rollout_id=rollout_id, draw=group.draw, task=task, cause=cause)
-        await self.bury(message, payload, cause)
+        await self.bury(payload, cause, group_id)
         failed = self.scored(group, group_id, [], 0.0, cause[:500])
-        if not (await self.store(message, failed)).duplicate:
+        if not (await self.store(failed)).duplicate:
             self._figures.scoring.failed_local()
 
-    async def bury(self, message: StoredMessage, payload: bytes, cause: str) -> None:
+    async def bury(self, payload: bytes, cause: str, message_id: str) -> None:
         """Store a group's bytes as a dead letter; `payload` is empty if they are lost."""
-        name = attempt_id(message, content_id(payload)) if payload else f"lost-{message.seq}"
-        await bury(self._node, self._id, payload, cause, message_id=name)
+        await bury(self._node, self._id, payload, cause, message_id=message_id)
         self._figures.scoring.buried()
 
-    async def store(self, message: StoredMessage, scored: ScoredGroup) -> PubAck:
+    async def store(self, scored: ScoredGroup) -> PubAck:
         """Store a scored group in the node's stream. A second copy is acknowledged as a
         duplicate.
         """
         subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
-        name, headers = attempt_id(message, scored.group_id), {ROLLOUT_ID_HEADER: rollout_id_of(scored.group_id)}
-        return await self._node.publish(subject, encode(scored), stream=stream, message_id=name, headers=headers)
+        headers = {ROLLOUT_ID_HEADER: rollout_id_of(scored.group_id)}
+        return await self._node.publish(subject, encode(scored), stream=stream, message_id=scored.group_id, headers=headers)
 
     def scored(
         self,

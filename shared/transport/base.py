@@ -468,10 +468,6 @@ class Transport(Protocol):
         """Delete messages with sequence <= `up_to_seq`."""
         ...
 
-    async def delete(self, stream: str, seq: int) -> None:
-        """Delete one message (a work-queue message that nobody will take any more)."""
-        ...
-
 
 class WouldLower(TransportError):
     """A stream has more replicas, larger limits or longer ages than are wanted, and lowering them

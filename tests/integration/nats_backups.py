@@ -29,7 +29,7 @@ from shared.transport.connect import connect
 from shared.transport.nats.pull import fetch
 from shared.transport.nats.transport import NatsTransport
 from swarm_cli.app import app
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, delete_message
 
 QUEUE, SCORED, DEAD = node_rollouts_stream("alpha"), node_scored_stream("alpha"), node_dead_letters_stream("alpha")
 BUCKET = "KV_node_alpha"
@@ -69,7 +69,7 @@ async def fill(url: str) -> None:
     for number in range(20):
         await transport.publish(node_scored("alpha"), os.urandom(50_000), stream=SCORED, message_id=f"scored-{number}")
     letter = await transport.publish(node_dead_letters("alpha"), b"letter", stream=DEAD, message_id="letter")
-    await transport.delete(DEAD, letter.seq)
+    await delete_message(transport, DEAD, letter.seq)
     await transport.kv.put(node_bucket("alpha"), POLICY_KEY, b"version 7")
     await transport.close()
 

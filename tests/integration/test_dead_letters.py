@@ -1,5 +1,5 @@
 """Groups that are given up on: how they get to the dead letters when a crash takes their last
-delivery, and the way back.
+delivery, and how a person sees them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import ensure_node_streams, verifier_consumer
-from shared.dead_letters import bury, read_letters, requeue
+from shared.dead_letters import bury, read_letters
 from shared.transport.base import ConsumerSpec, Deadline, Transport
 from shared.transport.connect import connect
 from shared.transport.nats.pull import fetch
@@ -110,39 +110,12 @@ async def test_a_group_whose_payload_is_gone_leaves_the_queue_and_does_not_hold_
         assert gone.group is None
 
 
-async def test_a_requeued_group_is_scored_as_a_new_try_and_buried_again_if_it_fails_again(nats_server: MakeServer, tmp_path: Path):
-    """Minutes after the first try, when the server would still drop the same ids as duplicates."""
-    url = nats_server().url
-    async with node_plane(url) as plane:
-        good, bad = group("alpha", 0), b"unreadable"
-        await generate(plane, good)
-        await take_and_crash(url, times=2)
-        async with verifier(configured("alpha", url, tmp_path, ack_wait_s=1.0, max_deliver=3)) as alpha:
-            await until(lambda: alpha.status.get("failed_local") == 1)
-        await plane.publish(subjects.node_rollouts("alpha"), bad, stream=QUEUE, message_id="bad")
-        async with verifier(configured("alpha", url, tmp_path)) as alpha:
-            await until(lambda: alpha.status.get("failed_local") == 1)
-            letters = await read_letters(plane, "alpha")
-            assert [letter.group for letter in letters] == [good, None]
-            for letter in letters:
-                await requeue(plane, "alpha", letter)
-                await requeue(plane, "alpha", letter)  # as after a crash in between
-            await until(lambda: alpha.status.get("scored_local") == 1)
-            await until(lambda: alpha.status.get("failed_local") == 2)
-            first, again = await scored(plane, "alpha")
-            assert (first.failure, again.failure) == ("not scored in 2 tries", None)
-            assert again.rewards == [1.0, 0.0]
-            (buried_again,) = await read_letters(plane, "alpha")
-            assert buried_again.group_id == content_id(bad)
-            assert buried_again.seq > letters[-1].seq
-
-
 def run(url: str, *arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["dlq", *arguments, "--node", "alpha", "--node-url", url])
     return result.exit_code, result.stdout + (str(result.exception) if result.exception else "")
 
 
-async def test_a_person_lists_shows_and_requeues_dead_letters(nats_server: MakeServer, tmp_path: Path):
+async def test_a_person_lists_and_shows_dead_letters(nats_server: MakeServer, tmp_path: Path):
     url = nats_server().url
     async with node_plane(url) as plane:
         for index in range(2):
@@ -164,23 +137,8 @@ async def test_a_person_lists_shows_and_requeues_dead_letters(nats_server: MakeS
         assert "<answer>wrong</answer>" in text
         assert (await asyncio.to_thread(run, url, "list"))[0] == 0
 
-        for arguments, complaint in (
-            (["show", "9"], "no dead letter 9"),
-            (["requeue"], "name the letters to requeue"),
-            (["requeue", "1", "9"], "no dead letter 9"),
-            (["requeue", "1", "3"], "letter 3 cannot be scored"),
-        ):
-            code, text = await asyncio.to_thread(run, url, *arguments)
-            assert code != 0
-            assert complaint in text
-        assert await queue_is_empty(plane, "alpha"), "a refused command changes nothing"
-
-        code, text = await asyncio.to_thread(run, url, "requeue", "1")
-        assert (code, text.strip()) == (0, "requeued 1: 1")
-        code, text = await asyncio.to_thread(run, url, "requeue", "--all")
-        assert (code, text.strip()) == (0, "requeued 1: 2")
-        assert (await plane.stream_state(QUEUE)).messages == 2
-        assert [letter.seq for letter in await read_letters(plane, "alpha")] == [3]
+        code, text = await asyncio.to_thread(run, url, "show", "9")
+        assert code != 0 and "no dead letter 9" in text
 
 
 async def test_letters_are_summed_up_by_cause_and_it_is_said_that_older_ones_are_gone(nats_server: MakeServer, tmp_path: Path):

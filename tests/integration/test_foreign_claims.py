@@ -24,7 +24,7 @@ from tests.integration.running_verifier import configured, until, verifier
 from tests.integration.test_verifier_trust import share
 from tests.integration.transport_planes import Body, Plane
 from tests.long_forms import FULL
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, delete_message
 
 MakeServer = Callable[..., NatsServer]
 MIB = 2**20
@@ -157,7 +157,7 @@ async def test_a_chunk_that_goes_while_its_blob_is_read_ends_the_reading(over: C
 
         async def read(*arguments: Any, **options: Any) -> list[StoredMessage]:
             if counting.reads == 2:
-                await transport.delete(companion_name(spec.name), stored[3])
+                await delete_message(transport, companion_name(spec.name), stored[3])
             return await plain(*arguments, **options)
 
         transport.chunks.read = read  # type: ignore[attr-defined]

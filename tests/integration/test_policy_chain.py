@@ -13,6 +13,7 @@ from msgspec import structs
 from shared.contracts.subjects import node_policies_stream
 from shared.policy_store import PolicyStoreError
 from tests.integration.policy_chains import KINDS, swarm
+from tests.nats_server import delete_message
 
 
 def left_over(folder: Path) -> list[Path]:
@@ -102,7 +103,7 @@ async def test_a_delta_that_is_gone_or_damaged_is_refused_until_the_next_full_co
         else:
             assert alpha.transport is not None
             position = second.deltas[0].file.uri.rpartition("=")[2]
-            await alpha.transport.delete(node_policies_stream(alpha.node), int(position))
+            await delete_message(alpha.transport, node_policies_stream(alpha.node), int(position))
         for version in (2, 3, 4):
             newest = second if version == 2 else (await alpha.publish())[0]
             with pytest.raises(PolicyStoreError, match=rf"policy {alpha.node}@2: .*the trainer is asked"):

@@ -23,6 +23,7 @@ from shared.policy_store.files import cause_of, copy_hashing
 from shared.policy_store.jetstream import CHUNK_BYTES
 from shared.transport.base import Lowering, Transport
 from shared.transport.connect import connect
+from tests.nats_server import delete_message
 
 KINDS = ["file", "nats"]
 SIZE = 3 * CHUNK_BYTES + 12_345
@@ -140,7 +141,7 @@ async def test_a_truncated_policy_is_refused_with_both_sizes(kind: str, tmp_path
             os.truncate(await store.fetch(pointer(stored, 41), tmp_path), 1000)
         else:
             assert transport is not None
-            await transport.delete(node_policies_stream(node), 4)
+            await delete_message(transport, node_policies_stream(node), 4)
         with pytest.raises(PolicyStoreError, match=rf"policy {node}@41: truncated or overwritten: expected {SIZE} bytes"):
             await store.fetch(pointer(stored, 41), tmp_path / "cache")
 

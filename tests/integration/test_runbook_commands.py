@@ -62,7 +62,6 @@ SAID = {
     "curl http://HOST:PORT/readyz": "ok",
     "swarm config check --config node.toml": "OK: ",
     "swarm dlq show SEQ --node NODE": "of the test",
-    "swarm dlq requeue SEQ --node NODE": "requeued 1",
     "curl localhost:8222/varz": '"server_name"',
     "swarm nats init --plane both": "all streams exist",
     "swarm nats init --plane node": "all streams exist",

@@ -19,7 +19,7 @@ from shared.contracts.subjects import DEMAND_KEY, node_bucket, node_scored, node
 from shared.runtime import FatalError
 from tests.installed_packages import forget, install
 from tests.integration.sampler_node import Node, a_node, until
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, delete_message
 
 
 async def test_a_batch_is_built_when_groups_are_there_and_the_next_when_the_trainer_comes_near(nats_url: str) -> None:
@@ -181,7 +181,7 @@ async def test_a_local_group_pushed_out_of_the_stream_is_lost_only_to_a_restarte
         await until(pooled)
         if restarted:
             await node.kill()
-        await node.transport.delete(node_scored_stream(node.id), 3)
+        await delete_message(node.transport, node_scored_stream(node.id), 3)
         if restarted:
             node.start()
         await node.publish(3, 4, version=1)

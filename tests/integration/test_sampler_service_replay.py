@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from shared.contracts.subjects import node_scored_stream
 from tests.integration.sampler_node import a_node, until
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, delete_message
 
 
 async def test_killed_again_and_again_a_sampler_replays_the_same_groups(nats_server: Callable[..., NatsServer]) -> None:
@@ -58,7 +58,7 @@ async def test_a_replayable_group_that_is_gone_from_the_stream_is_left_out_and_t
         node.start()
         await node.publish(0, 1)
         await node.batches(1)
-        await node.transport.delete(node_scored_stream(node.id), 1)
+        await delete_message(node.transport, node_scored_stream(node.id), 1)
         with structlog.testing.capture_logs() as said:
             await node.publish(2, 3, version=1)
             await node.train_to(1)

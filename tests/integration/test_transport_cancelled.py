@@ -197,10 +197,6 @@ async def _purge(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.purge(scene.log.name, await scene.publish(LARGE))
 
 
-async def _delete(scene: Scene) -> Coroutine[Any, Any, object]:
-    return scene.transport.delete(scene.log.name, await scene.publish(LARGE))
-
-
 async def _kv_buckets(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.kv.buckets()  # type: ignore[return-value]
 

@@ -26,7 +26,6 @@ from tests.nats_server import NatsServer
 ACTS = [
     ("ban", "beta", "--by", "alpha"),
     ("unban", "beta", "--by", "alpha"),
-    ("dlq", "requeue", "--all", "--node", "alpha"),
     ("nats", "init", "--plane", "both"),
 ]
 SHOWS = [("ban", "--by", "alpha"), ("dlq", "list", "--node", "alpha"), ("status",), ("top", "--once")]

@@ -167,14 +167,6 @@ class NatsTransport:
         await api.purge(self.connection, stream, up_to_seq + 1)
         await self.chunks.sweep_if_any(stream)
 
-    async def delete(self, stream: str, seq: int) -> None:
-        """Delete one message and its chunks."""
-        await self.writable()
-        message = await self.get(stream, seq)
-        await api.delete_message(self.connection, stream, seq)
-        if message is not None:
-            await blobs.drop_of(self.chunks, message)
-
     async def writable(self) -> None:
         """Ask the fence, if there is one. Raises NotConnected."""
         if self._fence is not None:
