@@ -51,9 +51,10 @@ class TrainerToGenerator:
         *,
         dtype: torch.dtype = torch.float32,
         train: Callable[[Any], None] = _move_the_first_parameter,
+        anchor_every: int = 0,
     ) -> None:
         """`train` changes the model before a turn's clock starts, so that every version has
-        different bytes.
+        different bytes. `anchor_every`: as in `StorePlace`.
         """
         from transformers import AutoModelForCausalLM
 
@@ -67,7 +68,7 @@ class TrainerToGenerator:
             trainer_side,
             config.node.id,
             scratch=config.node.run_dir / "published",
-            anchor_every=config.policy_store.anchor_every,
+            anchor_every=anchor_every,
         )
         staging = config.node.run_dir / "publishing"
         self._publisher = Publisher(store, trainer_side, node=config.node.id, staging=staging, keep=config.policy_store.keep)
@@ -229,12 +230,14 @@ async def measure_policy_delta() -> Result:
                     server.url,
                     node={"id": node, "run": node, "var_dir": str(folder)},
                     model={"path": str(model)},
-                    policy_store={"uri": "nats://", "anchor_every": anchor_every},
+                    policy_store={"uri": "nats://"},
                 )
                 trainer_side = await stack.enter_async_context(node_plane(config, "trainer"))
                 generator_side = await stack.enter_async_context(node_plane(config, "generator"))
                 torch.set_num_threads(1)
-                way = TrainerToGenerator(config, trainer_side, generator_side, dtype=torch.bfloat16, train=_train)
+                way = TrainerToGenerator(
+                    config, trainer_side, generator_side, dtype=torch.bfloat16, train=_train, anchor_every=anchor_every
+                )
                 stack.push_async_callback(way.close)
                 await way.start()
                 ways.append(way)

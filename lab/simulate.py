@@ -147,7 +147,7 @@ class Simulation:
             asked = node.desk.held_out_prompts
             if not asked:  # eval.tasks = 0
                 continue
-            params = SamplingParams(temperature=node.config.eval.temperature, max_new_tokens=node.params.max_new_tokens)
+            params = SamplingParams(temperature=0.0, max_new_tokens=node.params.max_new_tokens)
             alike = (id(node.desk.held_out), node.config.model.path, params, *([] if node.version == 0 else [node.name]))
             if alike not in known:
                 seed = call_seed(f"evaluate {node.name}", self.run_plan.seed, number)

@@ -175,7 +175,7 @@ def accepted(config: VerifierConfig) -> Accepted:
         max_completions=config.max_foreign_completions,
         max_tokens=config.max_foreign_tokens,
         max_answer_chars=config.max_answer_chars,
-        max_age_s=border.max_age_s,
+        max_age_s=config.max_foreign_age_s,
         max_clock_skew_s=border.max_clock_skew_s,
     )
 

@@ -154,13 +154,9 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
 
 def _never_taken(config: NodeConfig) -> Iterator[str]:
     """Settings under which a source or all foreign groups are left out for good."""
-    if config.sampler.external:
-        for setting, age_s in (
-            ("verifier.max_age_s", config.verifier.max_age_s),
-            ("sampler.max_external_age_s", config.sampler.max_external_age_s),
-        ):
-            if age_s < SHORTEST_AGE_S:
-                yield f"{setting} = {age_s:g}: nearly every foreign group is older when it arrives; usual is 600 to 1,800"
+    age_s = config.sampler.max_external_age_s
+    if config.sampler.external and age_s < SHORTEST_AGE_S:
+        yield f"sampler.max_external_age_s = {age_s:g}: nearly every foreign group is older when it arrives; usual is 600"
     total = sum(spec.weight for spec in config.tasks)
     for spec in config.tasks:
         if spec.weight < RARE_SHARE * total:

@@ -168,7 +168,6 @@ def _trained_model(config: NodeConfig) -> TrainedModel:
         dtype=config.model.dtype,
         lora_rank=lora.rank,
         lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
         lora_target_modules=lora.target_modules,
     )
 
@@ -258,7 +257,7 @@ async def check_publish(setting: Setting) -> list[Finding]:
             setting.folder,
             server.url,
             model={"path": str(folder), "device": setting.device, "dtype": "bfloat16"},
-            policy_store={"uri": "nats://", "anchor_every": 16},
+            policy_store={"uri": "nats://"},
         )
         async with node_plane(config, "trainer") as trainer_side, node_plane(config, "generator") as generator_side:
             way = TrainerToGenerator(config, trainer_side, generator_side, dtype=torch.bfloat16, train=_disturb)

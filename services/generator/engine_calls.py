@@ -46,8 +46,7 @@ def calls_of(engine: Engine) -> int:
     calls: Any = engine.good_calls
     if not isinstance(calls, int) or calls < 1:
         raise FatalError(
-            f"{ENGINES.described(engine.name)} has good_calls {calls!r}, and must have a whole number above 0: correct it, or set "
-            "generator.calls"
+            f"{ENGINES.described(engine.name)} has good_calls {calls!r}, and must have a whole number above 0: correct it"
         )
     return calls
 

@@ -154,7 +154,7 @@ class Evaluator:
         figures.held_out_tasks(len(tasks))
         self._bucket = node_bucket(config.node.id)
         generator = config.generator
-        self._params = SamplingParams(temperature=config.eval.temperature, max_new_tokens=generator.max_new_tokens)
+        self._params = SamplingParams(temperature=0.0, max_new_tokens=generator.max_new_tokens)
         self._file = config.node.run_dir / EVAL_FILE
         self._samples = BoundedLines(config.node.run_dir / SAMPLES_FILE, SAMPLES_MAX_BYTES)
         self._lines = EvaluationLines(context, self._file)

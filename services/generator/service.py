@@ -133,7 +133,7 @@ class GeneratorService:
         secret, so that nobody can prepare answers to a node's next tasks.
         """
         config = self._config
-        calls = config.generator.calls or calls_of(self._engine)
+        calls = calls_of(self._engine)
         self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
         await self._draws.release_own()
         if config.node.seed == 0:

@@ -105,7 +105,6 @@ class TrainedModel:
     dtype: str
     lora_rank: int
     lora_alpha: float
-    lora_dropout: float
     lora_target_modules: str | list[str]
     model_revision: str = ""
     """Commit of a hub name, `model.revision`."""
@@ -350,6 +349,7 @@ def _read_manifest(folder: Path) -> _Manifest:
             raise ValueError("its own checksum differs")
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']} is not {FORMAT}")
+        manifest["model"].pop("lora_dropout", None)  # which earlier versions wrote
         position, model = PolicyVersion(**manifest["position"]), TrainedModel(**manifest["model"])
         return _Manifest(position, model, manifest["sha256"], str(manifest.get("made_by", "")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -263,9 +263,7 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
 
 def lora_section(model: TrainedModel) -> LoraSection:
     """The adapter settings that a checkpoint was trained with."""
-    return LoraSection(
-        rank=model.lora_rank, alpha=model.lora_alpha, dropout=model.lora_dropout, target_modules=model.lora_target_modules
-    )
+    return LoraSection(rank=model.lora_rank, alpha=model.lora_alpha, target_modules=model.lora_target_modules)
 
 
 def _chosen_checkpoint(source: Path, best: bool) -> tuple[Checkpoint, tuple[str, ...]]:

@@ -253,12 +253,12 @@ class Learner:
 
     @property
     def _first_pass_tells(self) -> bool:
-        """Say whether the first update can find the policy's logprobs. Not with dropout, which
-        makes it another policy, nor where they decide what the loss of other answers is.
+        """Say whether the first update can find the policy's logprobs: not where they decide what
+        the loss of other answers is.
         """
         config = self.update_config
-        related = config.needs_proximal or config.objective.needs_reference or config.objective.objective.uses_group_likelihood
-        return not related and not (self._config.lora.rank and self._config.lora.dropout)
+        objective = config.objective
+        return not (config.needs_proximal or objective.needs_reference or objective.objective.uses_group_likelihood)
 
     def _updates(self, groups: Sequence[TokenGroup], known: KnownLogprobs, first: FirstPass | None) -> list[Update]:
         config = self.update_config

@@ -399,7 +399,6 @@ def with_adapters(model: Any, lora: LoraSection) -> Any:
         LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
             target_modules=lora.target_modules,
             task_type="CAUSAL_LM",
         ),

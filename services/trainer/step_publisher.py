@@ -293,7 +293,6 @@ def _trained_model(config: NodeConfig, learner: Learner) -> TrainedModel:
         dtype=dtype_name(learner.dtype),
         lora_rank=lora.rank,
         lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
         lora_target_modules=lora.target_modules,
         model_revision=config.model.revision,
     )
@@ -335,7 +334,6 @@ class StepPublisher:
                 replicas=config.nats.replicas,
                 create=config.nats.create_streams,
                 scratch=config.node.run_dir / "published",
-                anchor_every=config.policy_store.anchor_every,
             ),
             context.node,
             node=node,

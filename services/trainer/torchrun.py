@@ -107,7 +107,7 @@ def join(place: Place, config: NodeConfig) -> torch.device:
     device.
 
     Raises:
-        ProcessLost: not all of them arrive within `trainer.collective_timeout_s`.
+        ProcessLost: not all of them arrive within `collective_timeout_s`.
         FatalError: no device for this process, device turns are configured, or another process has
             another configuration.
     """
@@ -519,8 +519,8 @@ def follow(place: Place, config: NodeConfig) -> None:
 
 
 def step_seed(config: NodeConfig, rank: int, step: int) -> int:
-    """Seed of dropout in process `rank` in a step: different for each, and the same after a
-    restart, so that it need not be in a checkpoint.
+    """Seed of what an objective draws in process `rank` in a step: different for each, and the same
+    after a restart, so that it need not be in a checkpoint.
     """
     return number_from(f"{node_seed(config)}/{rank}/{step}", 6)
 

@@ -478,7 +478,7 @@ class BorderRules:
             swarm_id=config.nats.swarm_id,
             accept=accept,
             own_tasks=frozenset((spec.dataset, spec.canonical_config) for spec in config.tasks),
-            max_age_s=verifier.max_age_s,
+            max_age_s=config.max_foreign_age_s,
             max_clock_skew_s=verifier.max_clock_skew_s,
             max_bytes=verifier.max_foreign_bytes,
             max_completions=config.max_foreign_completions,
@@ -492,7 +492,7 @@ class BorderRules:
     def age_problem(self, group: RolloutGroup, now_s: float) -> Problem | None:
         age_s = now_s - group.created_at
         if age_s > self.max_age_s:
-            return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f} (verifier.max_age_s)"
+            return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f}"
         if age_s < -self.max_clock_skew_s:
             return Refusal.FROM_FUTURE, f"made {-age_s:.0f} s in the future; one of the two clocks is wrong"
         return None

@@ -226,7 +226,7 @@ CHECKS = (
     Check(Stage.BODY, Refusal.OUT_OF_RANGE, "a value is outside what this version takes, such as a kind of prompt part"),
     Check(Stage.BODY, Refusal.AUTHOR, "subject, envelope and body name different nodes, or this one"),
     Check(Stage.BODY, Refusal.UNKNOWN_KEY, "the key may not use that name (`verifier.trust`)"),
-    Check(Stage.BODY, Refusal.TOO_OLD, "it is older than `verifier.max_age_s`"),
+    Check(Stage.BODY, Refusal.TOO_OLD, "it is older than half an hour, and than `sampler.max_external_age_s`"),
     Check(Stage.BODY, Refusal.FROM_FUTURE, "its creation time is more than 60 s in the future"),
     Check(
         Stage.BODY,

@@ -186,4 +186,4 @@ def _replay_capacity(config: VerifierConfig) -> int:
 
 def _longest_s(config: VerifierConfig) -> float:
     """Return how long after its acceptance a group is still young enough to be accepted again."""
-    return config.verifier.max_age_s + config.verifier.max_clock_skew_s
+    return config.max_foreign_age_s + config.verifier.max_clock_skew_s

@@ -58,7 +58,6 @@ class GeneratorSection(Section):
         le=4096,
         description="Tasks sampled together in one engine call; more is faster, but staler.",
     )
-    calls: int = Field(0, ge=0, le=256, description="Concurrent engine calls; 0: 8 for vllm (continuous batching), else 1.")
     temperature: float = Field(
         1.0, gt=0, le=10, description="Sampling temperature; the trainer computes logprobs at the same temperature."
     )

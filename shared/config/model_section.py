@@ -89,13 +89,6 @@ class PolicyStoreSection(Section):
         description="file:///shared/folder, nats:// (JetStream object store), or the scheme of a `swarm.policy_stores` entry "
         "point; empty: the run's folder.",
     )
-    anchor_every: int = Field(
-        0,
-        ge=0,
-        le=256,
-        description="Policies from one full copy to the next, with deltas in between. 1: only full copies. 0: 16 with nats://, "
-        "1 with file://.",
-    )
 
     @field_validator("uri")
     @classmethod

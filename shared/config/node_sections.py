@@ -101,8 +101,9 @@ class NatsSection(Section):
         description="JetStream domain of the swarm's streams, if swarm_url is the node's own leaf server; empty: none.",
     )
     connect_timeout_s: float = Field(20.0, gt=0, le=600, description="Seconds that a starting process waits for the server.")
-    replicas: Literal[1, 3, 5] = Field(1, description="Replicas of each of the node's streams; use 3 in a cluster.")
-    swarm_replicas: Literal[1, 3, 5] = Field(1, description="The same for the swarm's streams, if this node creates them.")
+    replicas: Literal[1, 3, 5] = Field(
+        1, description="Replicas of each stream that this node creates, its own and the swarm's; use 3 in a cluster."
+    )
     node_key_file: str = Field(
         "",
         description="Nkey seed or .creds file for the node plane; {role} and {node} are replaced by this process's role and node "
@@ -116,7 +117,7 @@ class NatsSection(Section):
         description="Whether services create the streams. False: the operator does, with `swarm nats init`.",
     )
 
-    @field_validator("replicas", "swarm_replicas", mode="before")
+    @field_validator("replicas", mode="before")
     @classmethod
     def _number_from_the_environment(cls, value: Any) -> Any:
         # Environment variables are text, which pydantic does not accept for a Literal of numbers.

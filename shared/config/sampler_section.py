@@ -37,6 +37,10 @@ class SamplerSection(Section):
     """Batches between two changes of J, so that one unusual batch has little effect."""
     adapt_informative: ClassVar[tuple[float, float]] = (0.6, 0.95)
     """Share of informative local groups up to which J is largest, and from which it is 0."""
+    newcomer_share: ClassVar[float] = 0.25
+    """Largest part of a batch's foreign groups (at least one) from all newcomers together while
+    others have enough.
+    """
     pool_local: ClassVar[int] = 1024
     """Most local groups waiting; the oldest are dropped first."""
     pool_external: ClassVar[int] = 1024
@@ -71,7 +75,9 @@ class SamplerSection(Section):
         description="Most policy versions between sampling a group and using it; also paces the generator. More makes groups "
         "staler and waits less.",
     )
-    max_external_age_s: float = Field(600.0, gt=0, description="Foreign groups older than this many seconds leave the pool.")
+    max_external_age_s: float = Field(
+        600.0, gt=0, le=30 * 86_400, description="Foreign groups older than this many seconds leave the pool."
+    )
     replay: int = Field(
         0,
         ge=0,
@@ -84,14 +90,6 @@ class SamplerSection(Section):
         le=1,
         description="Largest part of a batch's foreign groups from one node; an equal part for every node is always allowed. "
         "1: off.",
-    )
-
-    newcomer_share: float = Field(
-        0.25,
-        gt=0,
-        le=1,
-        description="Largest part of a batch's foreign groups (at least one) from all newcomers together while others have "
-        "enough. 1: off.",
     )
 
     @field_validator("strategy")

@@ -376,7 +376,6 @@ class EvalSection(Section):
         "run, as an old one may have trained on what is then held out.",
     )
     every_versions: int = Field(25, ge=1, description="Evaluate again after this many policy versions.")
-    temperature: float = Field(0.0, ge=0, le=10, description="Temperature of held-out answers; 0: greedy.")
     sets: list[EvalSet] = Field(default_factory=list, max_length=32, description="Further sets of questions: `[[eval.sets]]`.")
 
     @field_validator("sets")

@@ -59,12 +59,6 @@ class LoraSection(Section):
 
     rank: int = Field(0, ge=0, le=MOST_RANK, description="Rank of the adapters. 0: full fine-tuning.")
     alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank: by 1 at the common rank of 16.")
-    dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Dropout on the adapters' input; 0, because with it the policy trained is not the one that sampled.",
-    )
     target_modules: Literal["all-linear"] | list[str] = Field(
         "all-linear",
         description='all-linear: every linear layer except the output head. Or names of layers, e.g. ["q_proj", "v_proj"]; a '
@@ -210,6 +204,8 @@ class TrainerSection(ObjectiveSection):
     """Compute a prompt once, not L times, where the model allows it."""
     keep_best: ClassVar[bool] = True
     """Also keep the checkpoint with the best held-out result, as a run may fall from it."""
+    collective_timeout_s: ClassVar[float] = 600.0
+    """With torchrun: how long a process waits for the others before all exit."""
 
     foreign: Literal["bounded", "raw"] = Field(
         "bounded",
@@ -251,11 +247,6 @@ class TrainerSection(ObjectiveSection):
         2, ge=1, description="Newest checkpoints kept. With 2, training can resume even if the newest is damaged."
     )
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
-    collective_timeout_s: float = Field(
-        600.0,
-        ge=1,
-        description="With torchrun: seconds that a process waits for the others before all exit.",
-    )
     lora: LoraSection = Field(default_factory=LoraSection)
     publish_dtype: AnyDtype = Field(
         "auto",

@@ -34,6 +34,11 @@ class VerifierConfig(ViewConfig, SamplerConfig):
         return {**values, "eval": {**section, "sets": rewards_from(section["sets"], folder)}}
 
     @property
+    def max_foreign_age_s(self) -> float:
+        """Age from which a foreign group is refused: never less than what the sampler takes."""
+        return max(self.verifier.max_age_s, self.sampler.max_external_age_s)
+
+    @property
     def max_foreign_completions(self) -> int:
         """Completions of a foreign group that are used, of which the first are taken."""
         return self.verifier.max_foreign_completions or 2 * self.generator.completions

@@ -37,6 +37,10 @@ class VerifierSection(Section):
     """
     intake_poll_s: ClassVar[float] = 0.5
     """Between reads of the swarm's stream: little of a group's age, and few requests."""
+    max_age_s: ClassVar[float] = 1800.0
+    """Maximum age of a foreign group, where the sampler takes none that is older; group ids are
+    remembered for as long.
+    """
     max_clock_skew_s: ClassVar[float] = 60.0
     """How far in the future a foreign group may be made: a clock that was not set for weeks."""
     max_foreign_bytes: ClassVar[int] = 8 * 2**20
@@ -71,14 +75,8 @@ class VerifierSection(Section):
         2,
         ge=1,
         le=256,
-        description="Scorer processes for local groups. With only one, an answer that hangs delays all others until it is killed.",
-    )
-    foreign_workers: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Scorer processes for foreign groups, in addition to `workers`: how much of this machine's processors "
-        "strangers can use.",
+        description="Scorer processes for local groups; half as many, at least one, score foreign groups. With only one, an "
+        "answer that hangs delays all others until it is killed.",
     )
     answer_timeout_s: float = Field(
         5.0,
@@ -93,12 +91,6 @@ class VerifierSection(Section):
         description="Foreign tasks to accept. same: dataset and config of one of this node's [[tasks]]. dataset: any config of "
         "their datasets. any: also every dataset of reasoning-gym. auto: same with trust = open, dataset with "
         "trust = roster.",
-    )
-    max_age_s: float = Field(
-        1800.0,
-        gt=0,
-        le=30 * 86_400,
-        description="Maximum age of a foreign group in seconds; group ids are remembered for as long.",
     )
     foreign_partial_credit: bool = Field(
         False,
@@ -124,6 +116,11 @@ class VerifierSection(Section):
         le=1_000_000,
         description="Accepted groups after which a key has earned a whole share. 0: at once.",
     )
+
+    @property
+    def foreign_workers(self) -> int:
+        """Scorer processes for foreign groups: how much of this machine strangers can use."""
+        return max(1, self.workers // 2)
 
     @property
     def accepted_tasks(self) -> Literal["same", "dataset", "any"]:

@@ -47,7 +47,7 @@ class StorePlace:
     None if there is none. replicas: copies of a stream. create: whether this process may create
     streams (`nats.create_streams`). scratch: a folder of the writer's own; None for a reader, or
     for a writer of full copies only. anchor_every: number of policies from one full copy to the
-    next (`policy_store.anchor_every`); 0: the store's default.
+    next; 0: the store's default.
     """
 
     uri: str

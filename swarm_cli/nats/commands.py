@@ -217,8 +217,8 @@ def init(
     (nats.create_streams = false).
 
     Existing streams get this version's settings and the configured number of replicas
-    (nats.replicas, nats.swarm_replicas), and keep their messages. If that would lower replicas or a
-    limit, the command refuses and names the differences.
+    (nats.replicas), and keep their messages. If that would lower replicas or a limit, the command
+    refuses and names the differences.
     """
     chosen = load_chosen(config, ViewConfig)
     refuse_unnamed_server(chosen, node_url, swarm_url)
@@ -247,7 +247,7 @@ async def _init(config: ViewConfig, plane: Plane, key: Path | None, lowering: Lo
         if lowering is Lowering.REFUSE:
             policies = policies_stream(node, replicas=nats.replicas)
             found = await lowered_node_streams(at_node, node, [policies], replicas=nats.replicas) if at_node else []
-            found += await lowered_swarm_streams(at_swarm, replicas=nats.swarm_replicas) if at_swarm else []
+            found += await lowered_swarm_streams(at_swarm, replicas=nats.replicas) if at_swarm else []
             if found:
                 raise _refusal("; ".join(found))
         if at_node:
@@ -259,14 +259,14 @@ async def _init(config: ViewConfig, plane: Plane, key: Path | None, lowering: Lo
             await prepare_policies_stream(at_node, node, create=True, replicas=nats.replicas, lowering=lowering)
             typer.echo(f"node plane of {node}: all streams exist")
         if at_swarm:
-            await update_swarm_streams(at_swarm, replicas=nats.swarm_replicas, lowering=lowering)
+            await update_swarm_streams(at_swarm, replicas=nats.replicas, lowering=lowering)
             typer.echo("swarm plane: all streams exist")
 
 
 def _refusal(found: str) -> CommandError:
     return CommandError(
-        f"{found}. To keep what exists, raise it in the configuration (num_replicas is nats.replicas on the node plane and "
-        "nats.swarm_replicas on the swarm plane); to lower it, run this again with --lower",
+        f"{found}. To keep what exists, raise it in the configuration (num_replicas is nats.replicas); to lower it, run this again "
+        "with --lower",
         EXIT_CONFIG,
     )
 

@@ -91,7 +91,6 @@ def test_a_node_trains_it_and_publishes_what_changed(layers: int, smollm2: Path,
             python,
             SWARM_MODEL__PATH=str(first_layers(smollm2, layers, tmp_path / "smollm2")),
             SWARM_POLICY_STORE__URI="nats://",
-            SWARM_POLICY_STORE__ANCHOR_EVERY="8",
             SWARM_MODEL__DTYPE="bfloat16",
             # Nobody else is there to wait for.
             SWARM_SAMPLER__EXTERNAL="0",

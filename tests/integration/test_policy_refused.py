@@ -37,6 +37,7 @@ from shared.transport.base import Transport
 from tests.constants import with_constants
 from tests.integration.trainer_fixtures import model, tokenizer, transport
 from tests.integration.trainer_life import NODE, Life, mixed_batch, node_config, policy_pointer, put_batches, set_up
+from tests.nats_server import delete_message
 
 __all__ = ["model", "tokenizer", "transport"]
 
@@ -44,7 +45,7 @@ __all__ = ["model", "tokenizer", "transport"]
 def configured(model: Path, folder: Path) -> NodeConfig:
     """Small steps, published as bfloat16: deltas that are worth it."""
     trainer = {"learning_rate": 1e-5, "publish_dtype": "bfloat16", "checkpoint_every": 100}
-    return node_config(model, folder, trainer=trainer, policy_store={"uri": "nats://", "anchor_every": 100})
+    return node_config(model, folder, trainer=trainer, policy_store={"uri": "nats://"})
 
 
 class Generator:
@@ -117,7 +118,7 @@ async def test_a_lost_delta_is_answered_with_a_full_copy(
         pointer = await published(transport, life, 3)
         assert pointer.deltas, "or nothing can be lost of it"
         lost = int(pointer.deltas[-1].file.uri.rpartition("=")[2])
-        await transport.delete(node_policies_stream(NODE), lost)
+        await delete_message(transport, node_policies_stream(NODE), lost)
         async with generator.following():
             await life.until(lambda: generator.has(3))
         assert "policy_swap_failed" in generator.events

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from shared.config import NodeConfig, load_config
 from shared.config.model_section import ModelSection
+from shared.config.trainer_section import TrainerSection
 from shared.model.reading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.transport.base import Transport
@@ -52,11 +53,11 @@ class Node:
         files = [self.config.node.run_dir / "trainer.log", *sorted(self.config_file.parent.glob("rank-*.out"))]
         return "\n".join(file.read_text() for file in files if file.exists())
 
-    def start(self, death_of_1: Death | None = None) -> list[ForkServerProcess]:
-        """Two processes, as torchrun would start them."""
+    def start(self, death_of_1: Death | None = None, timeout_s: float = 30.0) -> list[ForkServerProcess]:
+        """Two processes, as torchrun would start them. timeout_s: of what they do together."""
         outputs = [str(self.config_file.parent / f"rank-{rank}.out") for rank in range(2)]
-        deaths = [None, death_of_1]
-        return start_ranks(serve, [(str(self.config_file), output, death) for output, death in zip(outputs, deaths, strict=True)])
+        pairs = zip(outputs, [None, death_of_1], strict=True)
+        return start_ranks(serve, [(str(self.config_file), output, death, timeout_s) for output, death in pairs])
 
     def torchrun(self, trainer: Path) -> Forked:
         """Torchrun itself, which starts the program `trainer`."""
@@ -82,7 +83,7 @@ class Node:
         return written >= STEPS and ('"event": "finished"' in self.logs or self.config.trainer.max_steps > STEPS)
 
 
-def serve(config_file: str, output: str, death: Death | None) -> None:
+def serve(config_file: str, output: str, death: Death | None, timeout_s: float) -> None:
     """The very program that torchrun starts. A file `orphaned` beside the configuration makes the
     launcher look dead.
     """
@@ -90,6 +91,7 @@ def serve(config_file: str, output: str, death: Death | None) -> None:
     os.getppid = lambda: 1 if orphaned.exists() else parent
     if death is not None:
         arrange(death)
+    TrainerSection.collective_timeout_s = timeout_s
     out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -118,9 +120,9 @@ NewNode = Callable[..., Awaitable[Node]]
 def new_node(nats_url: str, model: Path, tmp_path: Path) -> NewNode:
     numbers = itertools.count(1)
 
-    async def make(max_steps: int = STEPS, checkpoint_every: int = 2, collective_timeout_s: int = 30) -> Node:
+    async def make(max_steps: int = STEPS, checkpoint_every: int = 2) -> Node:
         name = f"several-{tmp_path.name[-20:].strip('_').replace('_', '-').lower()}-{next(numbers)}"
-        trainer = f"max_steps = {max_steps}\ncheckpoint_every = {checkpoint_every}\ncollective_timeout_s = {collective_timeout_s}"
+        trainer = f"max_steps = {max_steps}\ncheckpoint_every = {checkpoint_every}"
         file = write_config(
             tmp_path / name / "node.toml", node=name, url=nats_url, model=model, var_dir=tmp_path / name, trainer=trainer
         )
@@ -175,8 +177,8 @@ async def test_under_torchrun_it_trains_publishes_what_it_says_and_ends_in_time_
 async def test_a_process_that_is_killed_or_hangs_ends_the_other_with_cause_and_remedy(
     new_node: NewNode, victim: int, number: signal.Signals
 ) -> None:
-    node = await new_node(collective_timeout_s=5 if number == signal.SIGSTOP else 30)
-    children = node.start()
+    node = await new_node()
+    children = node.start(timeout_s=5.0 if number == signal.SIGSTOP else 30.0)
     other = children[1 - victim]
     try:
         await node.until_trained()

@@ -284,9 +284,7 @@ def same_policy(one: Learner, other: Learner) -> bool:
 def through_a_file(state: LearnerState, folder: Path) -> LearnerState:
     """Saved as a checkpoint and read again."""
     store = CheckpointStore(folder, keep=1, keep_best=False)
-    described = TrainedModel(
-        model_path="x", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_dropout=0.0, lora_target_modules="all-linear"
-    )
+    described = TrainedModel(model_path="x", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_target_modules="all-linear")
     store.save(state, PolicyVersion(batch_number=2, stream_seq=2), described)
     checkpoint, _ = store.newest()
     assert checkpoint is not None

@@ -132,5 +132,5 @@ def test_streams_are_made_by_a_pod_that_keeps_its_logs_and_has_as_many_copies_as
         plane = "swarm" if name_of(maker) == "swarm-operator" else "node"
         assert [each["command"][3:7] for each in pod_of(maker)["initContainers"]] == [["nats", "init", "--plane", plane]]
         told = {entry["name"]: entry["value"] for each in containers(maker) for entry in each["env"] if "REPLICAS" in entry["name"]}
-        asked = {"SWARM_NATS__REPLICAS": copies, "SWARM_NATS__SWARM_REPLICAS": copies} if copies != "1" else {}
+        asked = {"SWARM_NATS__REPLICAS": copies} if copies != "1" else {}
         assert told == asked

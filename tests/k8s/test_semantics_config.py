@@ -142,7 +142,7 @@ def test_all_services_of_a_node_agree_on_servers_copies_and_the_way_of_policies(
             assert variant == "joined" and role_of(workload) == "verifier"
             swarm_url = config.nats.node_url  # it is elsewhere, as a Secret says
         assert config.nats.node_url == swarm_url == f"{scheme}://{name_of(server)}:{server['spec']['ports'][0]['port']}"
-        assert config.nats.replicas == config.nats.swarm_replicas == replicas
+        assert config.nats.replicas == replicas
         assert config.nats.create_streams is not secured
         assert bool(config.nats.node_key_file) == bool(config.nats.node_ca_file) == secured
         by_volume = any(mount["mountPath"] == "/policies" for mount in container["volumeMounts"])
@@ -240,7 +240,7 @@ def test_the_swarms_streams_are_made_with_the_operators_key_in_one_pod_and_in_as
     assert [name_of(each) for each in holders] == ["swarm-operator"]
     (init,) = pod_of(holders[0])["initContainers"]
     assert init["command"][3:] == ["nats", "init", "--plane", "swarm", "--key", "/etc/swarm-operator/swarm.nk"]
-    assert environment(objects, init)["SWARM_NATS__SWARM_REPLICAS"] == "3"
+    assert environment(objects, init)["SWARM_NATS__REPLICAS"] == "3"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -25,9 +25,7 @@ from services.trainer.checkpoint import (
     TrainedModel,
 )
 
-MODEL = TrainedModel(
-    model_path="models/base", dtype="float32", lora_rank=0, lora_alpha=16.0, lora_dropout=0.0, lora_target_modules="all-linear"
-)
+MODEL = TrainedModel(model_path="models/base", dtype="float32", lora_rank=0, lora_alpha=16.0, lora_target_modules="all-linear")
 
 
 def state(step: int, size: int = 100) -> LearnerState:

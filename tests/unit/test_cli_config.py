@@ -54,9 +54,9 @@ def test_config_show_says_what_each_value_means() -> None:
 @pytest.mark.slow
 def test_config_show_leaves_out_what_most_people_leave_alone_and_all_shows_it(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text('[verifier]\nmax_age_s = 77\n[[tasks]]\ndataset = "gcd"\n')
+    file.write_text('[verifier]\nworker_memory_mb = 777\n[[tasks]]\ndataset = "gcd"\n')
     short, full = (swarm("config", "show", "--config", str(file), *flag) for flag in ([], ["--all"]))
-    assert 'share = "informative"' in short.stdout and "max_age_s = 77" in short.stdout, "basic ones, and what differs"
+    assert 'share = "informative"' in short.stdout and "worker_memory_mb = 777" in short.stdout, "basic ones, and what differs"
     assert "answer_timeout_s" not in short.stdout and "[log]" not in short.stdout
     assert "answer_timeout_s = 5.0" in full.stdout and "[log]" in full.stdout
     hidden = int(re.search(r"# and (\d+) settings that most users leave unchanged", short.stdout)[1])  # type: ignore[index]

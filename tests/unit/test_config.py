@@ -38,9 +38,8 @@ def test_of_two_variables_the_one_that_names_the_setting_wins_and_both_leave_the
 
 def test_the_number_of_copies_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_NATS__REPLICAS", "3")
-    monkeypatch.setenv("SWARM_NATS__SWARM_REPLICAS", "5")
     config = load_config(overrides={"tasks": [{"dataset": "gcd"}]})
-    assert (config.nats.replicas, config.nats.swarm_replicas) == (3, 5)
+    assert config.nats.replicas == 3
     monkeypatch.setenv("SWARM_NATS__REPLICAS", "2")
     with pytest.raises(ConfigError, match=r"SWARM_NATS__REPLICAS \(nats.replicas\): Input should be 1, 3 or 5"):
         load_config(overrides={"tasks": [{"dataset": "gcd"}]})
@@ -154,7 +153,7 @@ def test_a_word_that_is_near_nothing_is_refused_without_a_guess() -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"verifier": {"max_age_s": 1e308}},
+        {"sampler": {"max_external_age_s": 1e308}},
         {"tasks": [{"dataset": "gcd", "weight": 1e308}, {"dataset": "lcm", "weight": 1e308}]},
     ],
 )

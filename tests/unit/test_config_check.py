@@ -53,7 +53,6 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
         ({"trainer": {"warmup_steps": 80, "max_steps": 60}}, "warmup_steps = 80: longer than max_steps = 60"),
         ({"tasks": [{"dataset": "gcd", "weight": 1e-300}, {"dataset": "lcm"}]}, "gcd: weight = 1e-300 of 1: it is hardly ever"),
         ({"eval": {"every_versions": 10**9}}, "eval.every_versions = 1,000,000,000"),
-        ({"verifier": {"max_age_s": 1e-9}}, "verifier.max_age_s = 1e-09: nearly every foreign group"),
         ({"sampler": {"max_external_age_s": 1.0}}, "sampler.max_external_age_s = 1: nearly every"),
         (
             {"trainer": {"objective": "dr_grpo", "objective_options": {"advantage_scale": "group"}}},

@@ -21,9 +21,7 @@ from tests.engines.tiny_models import write_model_folder
 
 
 def trained(folder: Path, base: Path, weights: dict[str, torch.Tensor]) -> Path:
-    model = TrainedModel(
-        model_path=str(base), dtype="float32", lora_rank=0, lora_alpha=16.0, lora_dropout=0.0, lora_target_modules="all-linear"
-    )
+    model = TrainedModel(model_path=str(base), dtype="float32", lora_rank=0, lora_alpha=16.0, lora_target_modules="all-linear")
     position = PolicyVersion(batch_number=1, stream_seq=1, consumed_local=1)
     store = CheckpointStore(folder / CHECKPOINTS, keep=1, keep_best=False)
     store.save(LearnerState(weights, {}, {"cpu": torch.get_rng_state()}), position, model)

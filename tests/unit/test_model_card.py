@@ -115,7 +115,6 @@ def test_a_base_of_the_hub_is_named_with_its_commit_and_a_run_without_evaluation
         dtype="bfloat16",
         lora_rank=8,
         lora_alpha=16.0,
-        lora_dropout=0.0,
         lora_target_modules="all-linear",
         model_revision="a" * 40,
     )
@@ -126,9 +125,7 @@ def test_a_base_of_the_hub_is_named_with_its_commit_and_a_run_without_evaluation
 
 
 def test_a_card_shows_no_base_score_by_another_reward_and_says_so() -> None:
-    model = TrainedModel(
-        model_path="some/model", dtype="bfloat16", lora_rank=0, lora_alpha=16.0, lora_dropout=0.0, lora_target_modules="all-linear"
-    )
+    model = TrainedModel(model_path="some/model", dtype="bfloat16", lora_rank=0, lora_alpha=16.0, lora_target_modules="all-linear")
     one = {"n": 8, "pass_rate": 0.05, "held_out": "a" * 64, "scorer": "b" * 64}
     lines = [{**one, "policy_version": 0}, {**one, "policy_version": 5, "pass_rate": 0.5, "scorer": "c" * 64}]
     reports = [report for line in lines if (report := eval_report("alpha", line))]

@@ -458,7 +458,6 @@ def through_export(folder: Path) -> None:
             dtype="float32",
             lora_rank=0,
             lora_alpha=16.0,
-            lora_dropout=0.0,
             lora_target_modules="all-linear",
         )
         store = CheckpointStore(node / CHECKPOINTS, keep=1, keep_best=False)

@@ -56,7 +56,6 @@ def plan(entries: list[PoolEntry], strategy: str = "uniform") -> BatchPlan:
         max_external_age_s=1e6,
         strategy=strategy,
         max_share_per_node=0.5,
-        newcomer_share=0.25,
     )
     position = TrainerPosition(policy_version=0, consumed_local=0)
     decided = Assembly(settings, node="alpha", seed=0).decide([], entries, 1, position, 1000.0)

@@ -36,7 +36,6 @@ def test_every_section_has_a_heading_and_every_setting_a_row_with_a_meaning() ->
     ("variable", "value", "read"),
     [
         ("SWARM_TRAINER__LORA__RANK", "8", lambda config: config.trainer.lora.rank == 8),
-        ("SWARM_POLICY_STORE__ANCHOR_EVERY", "5", lambda config: config.policy_store.anchor_every == 5),
         ("SWARM_EVAL__SETS", '[{"name": "a", "dataset": "lcm"}]', lambda config: config.eval.sets[0].dataset == "lcm"),
         ("SWARM_TRAINER__CONSTANTS__BETAS", "[0.8, 0.9]", lambda config: config.trainer.constants.betas == (0.8, 0.9)),
     ],

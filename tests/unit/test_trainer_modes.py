@@ -1,6 +1,4 @@
-"""The policy that learns is the policy that sampled: no dropout but the adapters', none where
-logprobs are only read.
-"""
+"""The policy that learns is the policy that sampled: without dropout."""
 
 from __future__ import annotations
 
@@ -10,9 +8,8 @@ from torch import nn
 
 from services.trainer.gradient.forward import completion_logprobs, evaluating, set_training_modes, silence
 from services.trainer.gradient.rows import build_rows, plan_rows
-from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
-from services.trainer.policy_model import UntrainableModel, check_trainable, with_adapters
-from shared.config.trainer_section import LoraSection
+from services.trainer.gradient.update import UpdateConfig, accumulate_gradients
+from services.trainer.policy_model import UntrainableModel, check_trainable
 from tests.architectures.tiny import tiny_model
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
@@ -93,23 +90,6 @@ def test_layers_that_save_memory_are_computed_twice() -> None:
     accumulate_gradients(model, ragged_groups(1), UpdateConfig())
     assert len(calls) == 2
     assert gradients(model).norm() > 0
-
-
-def test_adapters_drop_in_gradient_passes_and_nowhere_else() -> None:
-    torch.manual_seed(0)
-    lora = LoraSection(rank=4, dropout=0.5, target_modules=["q_proj", "v_proj", "down_proj"])
-    model = with_adapters(small_model(), lora)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0.0, 0.3)
-    set_training_modes(model)
-    groups = ragged_groups(3)
-    first, second = (
-        torch.cat([text for group in batch_logprobs(model, groups, UpdateConfig()) for text in group]) for _ in range(2)
-    )
-    assert torch.equal(first, second)
-    assert (rows_of(model) - rows_of(model)).abs().max() > 1e-2
 
 
 def test_after_an_evaluation_every_module_is_in_its_mode() -> None:

@@ -160,7 +160,7 @@ class Engine(ABC):
     shares_device: bool = True
     """Whether it computes on this machine and so may have to take turns."""
     good_calls: int = 1
-    """Number of concurrent calls that keep it busy, used if the configuration sets none."""
+    """Number of concurrent calls that keep it busy."""
     metrics_prefix: str = ""
     """Prefix of the metrics that it registers with prometheus_client's default registry, which the
     generator then serves too.

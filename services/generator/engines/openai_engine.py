@@ -100,7 +100,7 @@ class OpenAiEngine(Engine):
         self._max_model_len = max_model_len
         self._folder: ModelFolder | None = None
         self._abilities = Abilities(tokens=True, many=True)
-        relief = "ask it for less at a time (generator.calls, generator.groups_per_call)"
+        relief = "ask it for less at a time (generator.groups_per_call)"
         self._server = OpenAiRequests(
             base_url, api_key, request_timeout_s, max_connections, setting="generator.openai_url", relief=relief
         )

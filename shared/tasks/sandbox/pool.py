@@ -187,7 +187,7 @@ class ScorerPool:
                 if is_outside:
                     raise ValueError(f"{job.ref.dataset}: a group of another node is never scored outside the sandbox")
                 if not self._foreign.running:
-                    raise SandboxError("no process for foreign groups runs (verifier.foreign_workers)")
+                    raise SandboxError("no process for foreign groups runs")
                 self._foreign.offer(entry)
             elif is_outside:
                 if not self._outside.running:
