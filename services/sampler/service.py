@@ -27,7 +27,7 @@ from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.messages import batch_fields
 from shared.contracts.sampler_state import SamplerState, SharingState
 from shared.contracts.wire import MessageError
-from shared.runtime import FatalError, ServiceContext, spans
+from shared.runtime import FatalError, ServiceContext
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
 
 IDLE_S = 0.02
@@ -229,9 +229,6 @@ class SamplerService:
             log_move(self._context.log, after, sharing)
         loaded.after_seq, loaded.published, loaded.sharing = seq, state, sharing
         loaded.memory.advance()
-        for item in batch.items if spans.wanted() else ():
-            waited = now - item.scored.scored_at
-            spans.emit(item.scored.group_id, spans.BATCH, seconds=waited, step=batch.number, origin=item.scored.origin)
         self._context.log.info(
             "batch",
             **batch_fields(batch),

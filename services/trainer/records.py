@@ -32,7 +32,6 @@ from shared.atomic_files import replace_text
 from shared.config import TaskSpec, scorers_id
 from shared.contracts.messages import Batch, BatchItem, ScoredGroup
 from shared.run_records import EVAL_FILE, METRICS_FILE, eval_lines, open_lines, read_jsonl, write_whole
-from shared.runtime import spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,12 +283,6 @@ def _without_tokens(item: BatchItem) -> BatchItem:
     texts = [msgspec.structs.replace(each, token_ids=None, behaviour_logprobs=None) for each in group.completions]
     scored = msgspec.structs.replace(item.scored, group=msgspec.structs.replace(group, completions=texts))
     return msgspec.structs.replace(item, scored=scored)
-
-
-def tell_of_trained(step: int, seconds: float, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Emit a span for each group of step `step`, which took `seconds`; see `trained_groups`."""
-    for group in groups if spans.wanted() else ():
-        spans.emit(group["id"], spans.TRAIN, seconds=seconds, step=step, origin=group["origin"], outcome=group["fate"])
 
 
 def _taken_in(number: int, group: TokenGroup, updates: Sequence[BoundedGradient], config: UpdateConfig) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from services.trainer.records import (
     batch_line,
     newest_recorded,
     scalars,
-    tell_of_trained,
     trained_line,
 )
 from services.trainer.selection.left_out import remedies
@@ -386,7 +385,6 @@ class _Training:
             how: dict[str, Any] = {"updated": record.updated, "updates": record.updates}
             self._trained.append(trained_line(record.step, record.time, **how, groups=self._learner.trained))
             self._trained_batches.append(batch_line(batch))
-        tell_of_trained(record.step, record.phase_seconds.total - record.phase_seconds.wait, self._learner.trained)
         self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)
         self._tell_left_out(record)

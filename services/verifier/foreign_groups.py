@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from functools import partial
-from typing import Any
 
 from services.verifier.border import Border, Candidate, Examiner, LocalModel, without_token_ids
 from services.verifier.episodes import answers_of, with_replies
@@ -29,7 +28,6 @@ from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, ScoredGroup, rollout_id_of
 from shared.contracts.wire import MessageError
-from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import CROWDED_OUT, JobResult, ScorerPool, ScoringJob
 from shared.tasks.verifiers import VerifierChoice
@@ -442,8 +440,6 @@ class ForeignStore:
                 self._external.append(ack.seq)
                 self._figures.border.accepted(group.task.ref.dataset, result)
                 mean = round(sum(rewards) / len(rewards), 4)
-                known: dict[str, Any] = {"sender": candidate.sender, "mean_reward": mean, "outcome": "accepted"}
-                spans.emit(candidate.group_id, spans.BORDER, seconds=result.seconds, **known)
                 self._log.info(
                     "foreign_rollouts_accepted",
                     rollout_id=rollout_id,

@@ -28,7 +28,6 @@ from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGro
 from shared.contracts.wire import MessageError
 from shared.dead_letters import bury
 from shared.rewards import LocalOnly, known_parts, mean_parts, unknown_of
-from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from shared.tasks.verifiers import VerifierChoice
@@ -196,11 +195,10 @@ class LocalScorer:
         self._rewards.refuse_to_go_on()
 
     def _say_scored(self, scored: ScoredGroup, result: JobResult, seq: int) -> None:
-        # To the log, and as a span.
+        """Log a group's rewards. seq: its position in the stream of scored groups."""
         group, group_id, rewards = scored.group, scored.group_id, scored.rewards
         several = {"mean_rewards": mean_parts(scored.parts)} if scored.parts else {}
         mean = round(sum(rewards) / len(rewards), 4)
-        spans.emit(group_id, spans.SCORE, seconds=result.seconds, task=group.task.ref.dataset, mean_reward=mean)
         self._log.info(
             "rollouts_scored",
             rollout_id=rollout_id_of(group_id),

@@ -21,7 +21,6 @@ from services.verifier.refusals import Refusal, Refused
 from shared.atomic_files import remove_abandoned_drafts, replace_text
 from shared.contracts.messages import RolloutGroup, claimed_rollout_id, rollout_id_of
 from shared.run_records import read_jsonl, refused_file, refused_files
-from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.runtime.writes import Writes
 from shared.transport.base import StoredMessage
@@ -80,8 +79,6 @@ class RefusedMessages:
             ),
             known=self._known(sender),
         )
-        if group_id:
-            spans.emit(group_id, spans.BORDER, sender=sender, outcome="refused", reason=reason)
         self._log.debug(
             "foreign_group_refused", reason=reason, sender=refused.sender, detail=detail, swarm_seq=message.seq, **named
         )

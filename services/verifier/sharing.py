@@ -28,7 +28,7 @@ from shared.identity.keys import SigningKey
 from shared.identity.statements import SignatureStatus, check_statement, sign_statement
 from shared.lease.holder import Newcomer
 from shared.rewards import is_informative
-from shared.runtime import FatalError, spans
+from shared.runtime import FatalError
 from shared.runtime.logs import Log
 from shared.transport.base import KvEntry, TooLarge, Transport, TransportError
 from shared.version import VERSION
@@ -130,7 +130,6 @@ class Outbox:
             seconds = time.monotonic() - started
             self._link.note_sent(ack.seq)
             self._figures.border.shared(seconds, len(first.payload))
-            spans.emit(first.group_id, spans.SHARE, seconds=seconds, same_as=first.shared_id, size_bytes=len(first.payload))
             self._log.info(
                 "rollouts_shared",
                 rollout_id=rollout_id,

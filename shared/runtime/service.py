@@ -34,14 +34,12 @@ from shared.lease.holder import Lease
 from shared.lease.name import NameTaken, check_name
 from shared.registry import ignored_entries
 from shared.roles import Role
-from shared.runtime import spans
 from shared.runtime.exits import EXIT_CONFIG, EXIT_UNSAVED, FILE_VARIABLE, FatalError, note_death
 from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.naming import leased, lock_folder, status_replica, take_lease
 from shared.runtime.planes import connect_node_plane
-from shared.runtime.spans import open_spans
 from shared.runtime.status import ClockSkew, StatusBoard
 from shared.runtime.streams import KnownStreams, StreamsReplaced, refuse_empty_store
 from shared.runtime.writes import SyncMetrics, Writes
@@ -174,8 +172,6 @@ async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) 
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: plane)
     planes.streams_lost = lambda: len(known.missing) if known is not None else 0
-    sink = open_spans(config, role, log)
-    spans.send_to(sink)
     where, port = config.http.host, config.http_port(role)
     health = await until_listening(
         lambda: HealthServer(where, port, registry, heartbeat, not_ready_because), where, port, stopping, log
@@ -208,8 +204,6 @@ async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) 
         if stop_requested_at:
             await health.last_scrape(asked_s)
         health.close()
-        if sink is not None:
-            sink.close()
         if folder is not None:
             folder.close()
 

@@ -1,5 +1,5 @@
 """Every example of docs/examples is installed as a package, and all of them together run a
-swarm, which sends its spans to a collector and which the page shows when it has ended.
+swarm, which the page shows when it has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from swarm_cli.observe.run_files import read_steps
 from tests.integration.local_swarm import Swarm, python_that_forks
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard
-from tests.otlp_collector import Collector, Received, collecting
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(ROOT.glob("docs/examples/*/pyproject.toml"))
@@ -65,24 +63,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def swarm(installed: Path, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Swarm:
+def swarm(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Swarm:
     """Two nodes that have taken two steps and ended."""
     folder = tmp_path_factory.mktemp("swarm")
     with python_that_forks(folder) as python:
-        return ended_swarm(folder, python, installed, collector)
+        return ended_swarm(folder, python, installed)
 
 
-def ended_swarm(folder: Path, python: Path, installed: Path, collector: Collector) -> Swarm:
+def ended_swarm(folder: Path, python: Path, installed: Path) -> Swarm:
     swarm = Swarm(
         folder,
         python,
-        OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
         PYTHONPATH=os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH", "")])),
         SWARM_NODE__SEED="1",
         SWARM_TRAINER__OBJECTIVE="tapered",
@@ -129,24 +120,6 @@ def test_a_swarm_runs_with_all_of_them(swarm: Swarm) -> None:
         assert [row.split(",")[0] for row in rows] == ["step", "1", "2"] and rows[0] == "step,train/learning_rate"
         assert list((swarm.folder / "policies").glob(f"{node}.2.*.zst"))
     assert any(step["updated"] for node in NODES for step in read_steps(swarm.node_dir(node)))
-
-
-def test_the_services_of_a_node_send_the_spans_of_a_group_as_one_trace(swarm: Swarm, collector: Collector) -> None:
-    """Of a group that its maker trained on, and of one that went to the other node."""
-    pytest.importorskip("opentelemetry.sdk")
-    of: dict[str, list[Received]] = {}
-    for span in collector.spans:
-        of.setdefault(span.trace_id, []).append(span)
-    at_home = {("generator", "generate"), ("verifier", "score"), ("sampler", "batch"), ("trainer", "train")}
-    whole = [spans for spans in of.values() if {(each.service.removeprefix("swarm-"), each.name) for each in spans} >= at_home]
-    assert whole, {(span.service, span.name) for span in collector.spans}
-    for spans in whole:
-        (root,) = (span for span in spans if span.name == "generate")
-        assert all(span.parent_id == root.span_id for span in spans if span is not root) and root.parent_id == ""
-        assert {span.attributes["swarm.rollout_id"] for span in spans} == {root.trace_id[:16]}
-    foreign = [span for span in collector.spans if span.name == "border check"]
-    assert foreign and all(span.attributes["swarm.outcome"] in {"accepted", "refused"} for span in foreign)
-    assert any({each.node for each in of[span.trace_id]} == set(NODES) for span in foreign)
 
 
 def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward_to_the_texts_of_the_logs(

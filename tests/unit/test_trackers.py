@@ -32,7 +32,7 @@ from tests import forked
 
 class Counted:
     """A proxy that hears who calls, and hangs up. What asks for a path on this very server takes it
-    for another that had its port before (another test's collector of spans), and is not counted:
+    for another that had its port before (another test's), and is not counted:
     a proxy is asked for an address, by CONNECT or by a whole URL.
     """
 
