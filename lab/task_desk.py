@@ -19,7 +19,8 @@ from shared.rewards import Mark
 from shared.tasks import HeldOut, held_out_tasks
 from shared.tasks.derive import Item, derive_item
 from shared.tasks.evaluation import PassRules
-from shared.tasks.verifiers import VerifierChoice, score_texts
+from shared.tasks.scoring import score_texts
+from shared.tasks.verifiers import VerifierChoice
 
 _MOST_ITEMS = 20_000
 _MOST_DRAWS = 100_000

@@ -10,7 +10,6 @@ from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive
 from shared.tasks.held_out import HeldOut, held_out_of, held_out_tasks
 from shared.tasks.source import TaskSource
 from shared.tasks.specs import check_specs
-from shared.tasks.verifiers import score_answer
 
 __all__ = [
     "HeldOut",
@@ -23,5 +22,4 @@ __all__ = [
     "extract_answer",
     "held_out_of",
     "held_out_tasks",
-    "score_answer",
 ]

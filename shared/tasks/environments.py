@@ -98,7 +98,7 @@ def play(
 ) -> Played:
     """Play the turns of each answer again. name: of the source's scorer (`EnvironmentSpec.name`).
     A text is an answer of one turn; None has cost a worker before. The rest is as in
-    `shared.tasks.verifiers.score_texts`, which is given.
+    `shared.tasks.scoring.score_texts`, which is given.
 
     Raises:
         TaskError: the environment cannot be had, or cannot be used for this task.

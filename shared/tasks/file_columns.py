@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from shared.contracts.limits import MAX_PROMPT_MESSAGES, MAX_TEXT_CHARS
 from shared.tasks.answers import MAX_ANSWER_CHARS
-from shared.tasks.file_formats import MAX_DIGITS, PACKED, Row, Unusable, rows_of, too_many_digits
+from shared.tasks.file_formats import MAX_DIGITS, PACKED, TOO_MANY_DIGITS, Row, Unusable, rows_of
 from shared.tasks.file_rows import Asked, asked_of
 from shared.tasks.prompt import prompt_text, read_prompt, row_messages
 
@@ -325,7 +325,7 @@ def _digits(value: Decimal) -> str:
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int), "an infinity or NaN, which the caller refuses"
     if max(value.adjusted() + 1, 1) + max(-exponent, 0) > MAX_DIGITS:
-        raise ValueProblem(too_many_digits.why)
+        raise ValueProblem(TOO_MANY_DIGITS.why)
     text = format(value, "f")
     if "." in text:
         text = text.rstrip("0").rstrip(".")

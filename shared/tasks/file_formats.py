@@ -6,33 +6,25 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.text import error_text, visible
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileRows
 
 _BATCH_ROWS = 256
-_CHUNK_CHARS = 2**16
-_MAX_DIFFERENT_BYTES = 4 * 2**20
-"""Different texts of a Parquet column that are kept apart from the rows, if they are many."""
-MAX_VALUE_BYTES = 4 * MAX_TEXT_CHARS
-"""The longest text that a message can hold, in UTF-8. A Parquet file of a kilobyte may repeat one
-of a gigabyte a million times, so what is longer is refused before it is unfolded.
-"""
+_CHUNK_BYTES = 2**16
 MAX_LINE_BYTES = 16 * 2**20
-"""The longest row of a text file, and the longest state file of a folder. Two texts of the longest
-kind, every character escaped, take 6 MiB; a row may have other columns. Parsed, it may take twenty
-times as much memory.
+"""The longest line of a .jsonl file, and the longest state file of a folder. Two texts of the
+longest kind, every character escaped, take 6 MiB; a row may have other columns. Parsed, it may take
+twenty times as much memory.
 """
 _OTHER_KINDS = {
     b"\x1f\x8b": "compressed with gzip: unpack it (gunzip)",
@@ -158,21 +150,14 @@ def _in_folder(folder: Path) -> list[Path]:
         folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and any(_holds_rows(file) for file in path.iterdir())]
         proposed = _proposed(folder, [path.name for path in folders])
         raise FileSourceError(f"{folder}: the folder holds no {', '.join(SUFFIXES)} file: give the folder of the rows{proposed}")
-    names = {_without_counters(path.stem): path.name for path in reversed(files)}
-    if len(names) > 1:
-        told = ", ".join(visible(name, 100) for name in sorted(names.values())[:_NAMES_TOLD])
-        more = f" and {len(names) - _NAMES_TOLD:,} more" if len(names) > _NAMES_TOLD else ""
+    kinds = {(_without_counters(path.stem), path.suffix): path.name for path in reversed(files)}
+    if len(kinds) > 1:
+        told = ", ".join(visible(name, 100) for name in sorted(kinds.values())[:_NAMES_TOLD])
+        more = f" and {len(kinds) - _NAMES_TOLD:,} more" if len(kinds) > _NAMES_TOLD else ""
         raise FileSourceError(
-            f"{folder}: it holds files of different names ({told}{more}), which may be different splits: name one file, or put "
-            "the files of one split into a folder of their own; files that belong together have one name apart from numbers "
-            f"(train-0.jsonl, train-1.jsonl){_proposed(folder, [path.name for path in files])}"
-        )
-    formats = {path.suffix: visible(path.name, 100) for path in reversed(files)}
-    if len(formats) > 1:
-        told = ", ".join(f"{suffix}, such as {formats[suffix]}" for suffix in sorted(formats))
-        raise FileSourceError(
-            f"{folder}: it holds files of {len(formats)} formats ({told}), which may be the same rows twice or two parts of them: "
-            "name one file, put the files of one format into a folder of their own, or write all in one format"
+            f"{folder}: it holds files of different names or formats ({told}{more}), which may be different splits or the same "
+            "rows twice: name one file, or put the files of one split into a folder of their own; files that belong together have "
+            f"one name apart from numbers (train-0.jsonl, train-1.jsonl){_proposed(folder, [path.name for path in files])}"
         )
     return files
 
@@ -218,41 +203,27 @@ def _other_kind(file: Path) -> str:
     return next((kind for signature, kind in _OTHER_KINDS.items() if begin.startswith(signature)), "")
 
 
-MAX_DIGITS = 4_300
-"""Most digits of a number as text: what Python takes for a whole number in JSON. The ten characters
-of `1e99999999` would else become a hundred million.
-"""
-
-
 class Unusable(NamedTuple):
     """Stands for a value that a file holds and that cannot be a question or an answer."""
 
     why: str
 
 
-_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds {MAX_TEXT_CHARS:,} characters: shorten it")
+MAX_DIGITS = 4_300
+"""Most digits of a number as text: what Python takes for a whole number in JSON. The ten characters
+of `1e99999999` would else become a hundred million.
+"""
+TOO_MANY_DIGITS = Unusable(f"has more than {MAX_DIGITS:,} digits when written without exponent: shorten it, or write it as text")
 
 
-def exact_number(literal: str) -> float | Decimal | Unusable:
-    """A number of JSON that has a point or an exponent: a double if that is all that it says, and
-    else a decimal, which Parquet can hold as well. Two numbers that differ in a digit that a double
-    loses would be one answer, and their files one dataset.
+def exact_number(literal: str) -> Decimal | Unusable:
+    """A number of JSON that has a point or an exponent, with all its digits: two that differ in one
+    that a double loses would be one answer, and their files one dataset.
     """
-    number = float(literal)
-    if repr(number) == literal or not math.isfinite(number):
-        return number
-    if len(literal) > MAX_DIGITS:
-        return too_many_digits
-    if not literal.lower().partition("e")[0].strip("-0."):
-        return number  # zero, whatever its exponent
     try:
-        exact = Decimal(literal)
+        return Decimal(literal)
     except InvalidOperation:  # an exponent of twenty digits
-        return too_many_digits
-    return number if exact == Decimal(repr(number)) else exact
-
-
-too_many_digits = Unusable(f"has more than {MAX_DIGITS:,} digits when written without exponent: shorten it, or write it as text")
+        return TOO_MANY_DIGITS
 
 
 class _Twice(dict[str, Any]):
@@ -306,152 +277,59 @@ def _object(values: Any, file: Path, number: int) -> Row:
 
 
 def _json(file: Path, wanted: Wanted) -> Iterator[Row]:
-    """Reads a list of objects, or lines of them. After what is not JSON, a list cannot be read
-    further.
-    """
+    """Reads a list of objects, all at once, or lines of them."""
     with file.open("rb") as stream:
-        begin = stream.read(_CHUNK_CHARS).removeprefix(b"\xef\xbb\xbf").lstrip()
+        begin = stream.read(_CHUNK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     if begin.startswith(b"{"):
         yield from _json_lines(file, wanted)
         return
-    number = 0
-    with file.open(encoding="utf-8-sig") as text:
-        rows = _JsonList(text)
-        try:
-            sign = rows.taken()
-            if sign == "[" and rows.sign() == "]":
-                sign = rows.taken()
-            while sign in ("[", ","):
-                number += 1
-                yield _object(rows.value(), file, number)
-                sign = rows.taken()
-            rest = rows.sign() if sign == "]" else sign
-            if rest or (number and sign != "]"):
-                found = f"{visible(rest)!r} in line {rows.line}" if rest else "the file ends within it"
-                yield Row({}, file, number, f"not a list of JSON objects ({found}): write [{{...}}, {{...}}]")
-        except UnicodeDecodeError:
-            yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
-        except (ValueError, RecursionError) as error:
-            why = f"{getattr(error, 'msg', error)}, line {rows.line_of(error)}"
-            yield Row({}, file, number, f"not JSON ({why[:100]}): correct it; rows after it were not read")
-
-
-class _JsonList:
-    """The text of a JSON list, of which no more is held than about twice what a row may have."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._text = ""
-        self._at = 0
-        self._lines = 0
-
-    @property
-    def line(self) -> int:
-        return self._lines + self._text.count("\n", 0, self._at) + 1
-
-    def line_of(self, error: Exception) -> int:
-        return self._lines + error.lineno if isinstance(error, json.JSONDecodeError) else self.line
-
-    def sign(self) -> str:
-        """The next character that is not space; empty at the end."""
-        while (found := _NOT_SPACE.search(self._text, self._at)) is None:
-            self._at = len(self._text)
-            if not self._more():
-                return ""
-        self._at = found.start()
-        return found[0]
-
-    def taken(self) -> str:
-        """The same, and go on behind it."""
-        sign = self.sign()
-        self._at += len(sign)
-        return sign
-
-    def value(self) -> Any:
-        """Raises ValueError or RecursionError for what is not JSON."""
-        self.sign()
-        while True:
-            try:
-                value, end = _DECODER.raw_decode(self._text, self._at)
-            except (ValueError, RecursionError):
-                if self._more():
-                    continue
-                raise
-            if end < len(self._text) or not self._more():  # a number may go on
-                self._at = end
-                return value
-
-    def _more(self) -> bool:
-        """Read as much again as is not read yet; at the end, and if that is too much, return
-        False.
-        """
-        line, rest = self.line, self._text[self._at :]
-        if len(rest) > MAX_LINE_BYTES or not (read := self._stream.read(max(_CHUNK_CHARS, len(rest)))):
-            return False
-        self._text, self._at, self._lines = rest + read, 0, line - 1
-        return True
-
-
-_DECODER = json.JSONDecoder(parse_float=exact_number, object_pairs_hook=_unique)
-_NOT_SPACE = re.compile(r"[^ \t\r\n]")
-
-
-class _Lines:
-    """The lines of a text file, as the csv module takes them, and the number of the last one.
-    `left`: bytes that the record may still have.
-    """
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self.number = 0
-        self.left = MAX_LINE_BYTES
-
-    def __iter__(self) -> Iterator[str]:
-        while line := self._stream.readline(self.left + 1):
-            self.left -= len(line)
-            if self.left < 0:
-                raise OverflowError
-            self.number += 1
-            yield line.decode("utf-8-sig" if self.number == 1 else "utf-8")
+    try:
+        rows = json.loads(file.read_text("utf-8-sig") or "[]", parse_float=exact_number, object_pairs_hook=_unique)
+    except UnicodeDecodeError:
+        yield Row({}, file, 0, "not UTF-8: save the file in UTF-8")
+    except (ValueError, RecursionError) as error:
+        why = f"{error.msg}, line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        yield Row({}, file, 0, f"not JSON ({why}): write [{{...}}, {{...}}]")
+    else:
+        if not isinstance(rows, list):
+            yield Row({}, file, 0, "not a list of JSON objects: write [{...}, {...}]")
+            return
+        yield from (_object(values, file, number) for number, values in enumerate(rows, 1))
 
 
 def _separated(file: Path, _: Wanted) -> Iterator[Row]:
     """Reads CSV (RFC 4180) under a header line, with whatever separates most names there."""
     csv.field_size_limit(MAX_LINE_BYTES)
     names: list[str] = []
-    with file.open("rb") as stream:
-        first = re.sub(rb'"[^"]*"', b"", stream.readline(MAX_LINE_BYTES))
-        separator = max(_SEPARATORS, key=lambda each: first.count(each.encode()))
-        stream.seek(0)
-        lines = _Lines(stream)
-        records = csv.reader(iter(lines), delimiter=separator, strict=True)
-        while True:
-            number, lines.left = lines.number + 1, MAX_LINE_BYTES
-            try:
-                fields = next(records, None)
-            except UnicodeDecodeError:
-                yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
-                return
-            except OverflowError:
-                yield Row({}, file, number, f"longer than {MAX_LINE_BYTES:,} bytes: close its quotes, or shorten it")
-                return
-            except csv.Error as error:
-                yield Row(
-                    {}, file, number, f"not CSV ({error}): quote texts with quotes or line breaks, and write their quotes twice"
-                )
-                continue
-            if fields is None:
-                return
-            if not names:
-                names = [name.strip() for name in fields]
-                if len(set(names)) < len(names):
-                    yield Row({}, file, number, _several(Counter(names).most_common(1)[0][0]))
+    with file.open(newline="", encoding="utf-8-sig") as stream:
+        number = 1
+        try:
+            first = re.sub('"[^"]*"', "", stream.readline())
+            separator = max(_SEPARATORS, key=first.count)
+            stream.seek(0)
+            records = csv.reader(stream, delimiter=separator, strict=True)
+            while True:
+                number = records.line_num + 1
+                try:
+                    fields = next(records, None)
+                except csv.Error as error:
+                    remedy = "quote texts with quotes or line breaks, and write their quotes twice"
+                    yield Row({}, file, number, f"not CSV ({error}): {remedy}")
+                    continue
+                if fields is None:
                     return
-            elif len(fields) == len(names):
-                yield Row(dict(zip(names, fields, strict=True)), file, number)
-            elif fields:
-                parts = f"it has {len(fields)} fields, separated by {_SEPARATORS[separator]}, and the header {len(names)}"
-                yield Row({}, file, number, f"{parts}: quote texts that hold a separator")
+                if not names:
+                    names = [name.strip() for name in fields]
+                    if len(set(names)) < len(names):
+                        yield Row({}, file, number, _several(Counter(names).most_common(1)[0][0]))
+                        return
+                elif len(fields) == len(names):
+                    yield Row(dict(zip(names, fields, strict=True)), file, number)
+                elif fields:
+                    parts = f"it has {len(fields)} fields, separated by {_SEPARATORS[separator]}, and the header {len(names)}"
+                    yield Row({}, file, number, f"{parts}: quote texts that hold a separator")
+        except UnicodeDecodeError:
+            yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
 
 
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
@@ -528,63 +406,29 @@ def _batches(arrow: ModuleType, file: Path, wanted: Wanted) -> Iterator[tuple[An
 
 
 def _parquet_batches(arrow: ModuleType, file: Path, wanted: Wanted) -> Iterator[tuple[Any, Any]]:
-    """Equal texts stay one text, as they are in the file, while there are few different ones: each
-    batch comes with all texts of its row group so far, which for many would take quadratic time.
-    """
     from pyarrow import parquet
 
     with parquet.ParquetFile(str(file)) as table:
         schema = table.schema_arrow
-    paths = [_path(arrow, schema, name) for name in wanted(schema.names, lambda name: bool(_path(arrow, schema, name)))]
-    columns = [".".join(path) for path in paths if path]
-    # By field, because two columns may have one name.
-    texts = list({field.name for field in schema if field.name in columns and arrow.types.is_string(field.type)})
-    done = 0
-    with parquet.ParquetFile(str(file), read_dictionary=texts) as table:
+        paths = [_path(arrow, schema, name) for name in wanted(schema.names, lambda name: bool(_path(arrow, schema, name)))]
+        columns = [".".join(path) for path in paths if path]
         for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
             yield schema, batch
-            done += batch.num_rows
-            if any(_has_many_texts(arrow, column) for column in batch.columns):
-                break
-        else:
-            return
-    with parquet.ParquetFile(str(file)) as table:
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
-            if done < batch.num_rows:
-                yield schema, batch.slice(done)
-            done = max(0, done - batch.num_rows)
-
-
-def _has_many_texts(arrow: ModuleType, column: Any) -> bool:
-    if not arrow.types.is_dictionary(column.type):
-        return False
-    return len(column.dictionary) > _BATCH_ROWS and column.dictionary.nbytes > _MAX_DIFFERENT_BYTES
 
 
 def _values(arrow: ModuleType, column: Any) -> list[Any]:
-    """The column's values; `Unusable` for those too long, or that Python cannot represent."""
-    long = _too_long(arrow, column)
-    if not long:
-        try:
-            return _plain_values(arrow, column)
-        except _UNREADABLE:
-            pass  # then value by value, to find out which
-    return [_too_long_to_use if place in long else _one_value(arrow, value) for place, value in enumerate(column)]
-
-
-def _plain_values(arrow: ModuleType, column: Any) -> list[Any]:
+    """The column's values; `Unusable` for those that Python cannot represent."""
     if arrow.types.is_dictionary(column.type):
-        places = column.indices.to_pylist()
-        known = {place: column.dictionary[place].as_py() for place in set(places) if place is not None}
-        values = [None if place is None else known[place] for place in places]
-    else:
+        column = column.dictionary_decode()
+    try:
         values = column.to_pylist()
-    kind = _kind(arrow, column)
-    if not arrow.types.is_float32(kind) and not arrow.types.is_float16(kind):
-        return values
+    except _UNREADABLE:
+        return [_one_value(value) for value in column]
+    if not arrow.types.is_float32(column.type) and not arrow.types.is_float16(column.type):
+        return values  # type: ignore[no-any-return]
     import numpy as np
 
-    narrow = np.float32 if arrow.types.is_float32(kind) else np.float16
+    narrow = np.float32 if arrow.types.is_float32(column.type) else np.float16
     return [None if value is None else _as_meant(narrow(value)) for value in values]
 
 
@@ -596,32 +440,11 @@ def _as_meant(number: Any) -> float | int:
     return int(number) if float(number).is_integer() else float(str(number))
 
 
-def _one_value(arrow: ModuleType, value: Any) -> Any:
+def _one_value(value: Any) -> Any:
     try:
         return value.as_py()
     except _UNREADABLE as error:
-        return Unusable(f"its {_kind(arrow, value)} cannot be read ({str(error)[:100]}): write it as text")
-
-
-def _kind(arrow: ModuleType, column: Any) -> Any:
-    """The type of its values."""
-    return column.type.value_type if arrow.types.is_dictionary(column.type) else column.type
-
-
-def _too_long(arrow: ModuleType, column: Any) -> frozenset[int]:
-    """The places (from 0) of texts and bytes longer than `MAX_VALUE_BYTES`."""
-    kind = _kind(arrow, column)
-    if not any(check(kind) for check in (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_binary)):
-        return frozenset()
-    from pyarrow import compute
-
-    folded = arrow.types.is_dictionary(column.type)
-    lengths = compute.binary_length(column.dictionary if folded else column)
-    if folded:
-        lengths = lengths.take(column.indices)
-    if (compute.max(lengths).as_py() or 0) <= MAX_VALUE_BYTES:
-        return frozenset()
-    return frozenset(place for place, length in enumerate(lengths.to_pylist()) if (length or 0) > MAX_VALUE_BYTES)
+        return Unusable(f"its {value.type} cannot be read ({str(error)[:100]}): write it as text")
 
 
 def require_pyarrow() -> ModuleType:
@@ -651,4 +474,6 @@ _READERS: dict[str, Callable[[Path, Wanted], Iterator[Row]]] = {
 SUFFIXES = tuple(_READERS)
 PACKED = (".parquet", ".arrow")
 """Formats that need pyarrow and may unfold to far more than the file is long."""
+APART = (*PACKED, ".json", ".csv", ".tsv")
+"""Formats whose rows are not limited by line, so that a process with little memory reads them."""
 _BY_LINE = (".jsonl", ".csv", ".tsv")

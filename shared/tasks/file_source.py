@@ -12,7 +12,6 @@ import stat
 import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -21,7 +20,7 @@ from shared.reward_files import columns_used
 from shared.suggestions import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
-from shared.tasks.file_formats import PACKED, FileSourceError, Row, place_in
+from shared.tasks.file_formats import APART, FileSourceError, Row, place_in
 from shared.tasks.file_rows import FileRows, RowsWriter, register_rows
 from shared.tasks.hub_files import source_files
 from shared.tasks.subprocess_reader import read_rows_in_subprocess
@@ -170,7 +169,7 @@ def _plain(question: str) -> str:
 
 
 def _text_rows(files: Sequence[Path], columns: Columns) -> Generator[TextRow]:
-    yield from (read_rows_in_subprocess if files[0].suffix in PACKED else text_rows)(files, columns)
+    yield from (read_rows_in_subprocess if files[0].suffix in APART else text_rows)(files, columns)
 
 
 def _too_large() -> str:
@@ -186,28 +185,18 @@ MOST_FOUND = 1000
 """Mistakes after which a file is not read further: it is another file than was meant."""
 _NAME_TOLD_CHARS = 40
 _NAMES_TOLD_CHARS = 200
-_COLUMNS_KEPT = 200
-
-Line = TypeVar("Line")
-
-
-class _Mistake(NamedTuple):
-    """`column`: the one that the row lacks, if that is the mistake; `names`: some that it has."""
-
-    row: Row
-    problem: str
-    column: str = ""
-    names: tuple[str, ...] = ()
 
 
 class Mistakes:
-    """The mistakes of one task source, which may be a folder of files."""
+    """The mistakes of one task source, which may be a folder of files. A column that the first row
+    of a file lacks is one mistake of the file.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
-        self._found: list[_Mistake] = []
-        self._present: set[tuple[Path, str]] = set()
-        self._names: dict[Path, dict[str, None]] = {}
+        self._found: list[tuple[Row, str]] = []
+        self._read: set[Path] = set()
+        self._absent: set[tuple[Path, str]] = set()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -218,75 +207,39 @@ class Mistakes:
         return len(self._found) >= MOST_FOUND
 
     def add(self, row: Row, problem: str) -> None:
-        self._found.append(_Mistake(Row({}, row.file, row.number), problem))
+        self._found.append((Row({}, row.file, row.number), problem))
 
     def note(self, read: TextRow) -> None:
-        """Note what is wrong with a row, and the columns that it has."""
+        """Note what is wrong with a row."""
         if read.row.problem:
             self.add(read.row, read.row.problem)
             return
-        for column in self._settings():
-            if column in read.lacking:
-                self._lacks(read.row, column)
-            else:
-                self._present.add((read.row.file, column))
+        file, settings = read.row.file, {name: setting for setting in USUAL for name in self._columns.needed(setting)}
+        for column in read.lacking:
+            setting = settings[column]
+            if file not in self._read:
+                self._absent.add((file, column))
+                guessed = not self._columns.configured[setting] and setting not in self._columns.found
+                others = [name for name in USUAL[setting] if guessed and name != column]
+                nor = f" (nor {', '.join(others)})" if others else ""
+                listed = _listed([column, *others], read.row.values, settings)
+                remedy = f"set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
+                self.add(Row({}, file, 0), f"there is no column {column!r}{nor}; its columns are {listed}; {remedy}")
+            elif (file, column) not in self._absent:
+                has = _listed([column], read.row.values)
+                remedy = f"give it one, remove it, or set `{setting}` to another column"
+                self.add(read.row, f"this row has no {column!r}, only {has}: {remedy}")
+        self._read.add(file)
         for problem in read.problems:
             self.add(read.row, problem)
 
-    def _settings(self) -> dict[str, str]:
-        """The setting (`question`) that names each column."""
-        return {column: setting for setting in USUAL for column in self._columns.needed(setting)}
-
-    def _lacks(self, row: Row, column: str) -> None:
-        """A row has no such column. Whether the row is wrong or the column's name depends on the
-        other rows of its file.
-        """
-        names = tuple(islice(row.values, _COLUMNS_KEPT))
-        known = self._names.setdefault(row.file, {})
-        known.update(dict.fromkeys(names[: _COLUMNS_KEPT - len(known)]))
-        self._found.append(_Mistake(Row({}, row.file, row.number), "", column, names))
-
     def lines(self) -> list[str]:
         """One line per mistake, in the order of the rows, and how many are left out."""
-        # Until it is found, a column that is not set is called by its setting's name.
-        named = [each._replace(column=self._columns.found.get(each.column, each.column)) for each in self._found]
-        found: list[str | _Mistake] = []
-        for file, group in groupby(sorted(named, key=lambda each: each.row[1:3]), lambda each: each.row.file):
-            found += self._in_one_file(file, list(group))
-        return [each if isinstance(each, str) else self._said(each) for each in first_of(found, at_least=self.full)]
-
-    def _in_one_file(self, file: Path, found: list[_Mistake]) -> list[str | _Mistake]:
-        """A column that no row has is one mistake, and so is a file of another kind."""
-        known = {column for there, column in self._present if there == file}
-        if not known and file not in self._names and len(found) > MOST_TOLD:
-            first = self._said(found[0]).removeprefix(f"{file}: ")
-            return [f"{file}: none of its first {len(found):,} lines is a row; {first}"]
-        lacking = {each.column for each in found if each.column}
-        absent = [column for column in self._settings() if column in lacking - known]
-        return [
-            *(self._no_column(file, column) for column in absent),
-            *(each for each in found if not each.column or each.column in known),
-        ]
-
-    def _no_column(self, file: Path, column: str) -> str:
-        settings = self._settings()
-        setting = settings[column]
-        guessed = not self._columns.configured[setting] and setting not in self._columns.found
-        others = [name for name in USUAL[setting] if guessed and name != column]
-        nor = f" (nor {', '.join(others)})" if others else ""
-        listed = _listed([column, *others], self._names[file], settings)
-        remedy = f"set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
-        return f"{file}: there is no column {column!r}{nor}; its columns are {listed}; {remedy}"
-
-    def _said(self, mistake: _Mistake) -> str:
-        if not mistake.column:
-            return f"{mistake.row.place}: {mistake.problem}"
-        has, setting = _listed([mistake.column], mistake.names), self._settings()[mistake.column]
-        remedy = f"give it one, remove it, or set `{setting}` to another column"
-        return f"{mistake.row.place}: this row has no {mistake.column!r}, only {has}: {remedy}"
+        found = sorted(self._found, key=lambda each: each[0][1:3])
+        return first_of([f"{row.place}: {problem}" for row, problem in found], at_least=self.full)
 
 
-def first_of(lines: Sequence[Line], *, at_least: bool = False) -> list[Line | str]:
+def first_of(lines: Sequence[str], *, at_least: bool = False) -> list[str]:
     """The first lines, and a last one that counts the others. `at_least`: there may be more."""
     left = len(lines) - MOST_TOLD
     if left <= 0:

@@ -12,6 +12,7 @@ import glob
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -53,8 +54,8 @@ def newest_commit(path: str) -> dict[str, str]:
     data = _HubData(path, "")
     data.revision = data.asked(lambda hub: str(hub.HfApi().dataset_info(data.name).sha))
     parts = data.parts(data.listing())
-    if not data.part and len(parts) > 1:
-        data.part = data.training(parts)
+    if not data.part and len(parts) > 1 and len(found := _training(parts)) == 1:
+        (data.part,) = found
     # Named in full, so that a later start finds the files in the cache without asking.
     return {"path": f"{HUB}{data.name}/{data.meant(parts)[0]}", "revision": data.revision}
 
@@ -68,19 +69,11 @@ class _HubData:
             raise FileSourceError(hub_data_problem(path, revision))
         self.path, self.revision = path, revision
         self.name, self.part = found[1], found[2] or ""
-        self._unreached: FileSourceError | None = None
 
     def files(self) -> list[Path]:
         if problem := hub_data_problem(self.path, self.revision):
             raise FileSourceError(problem)
-        if self.part and (cached := self._in_cache(only_whole=True)):
-            return cached
-        part, names = self.meant(self.parts(self.listing()))
-        if self._unreached is not None:
-            self.part = self.part if self.part in names else part
-            if cached := self._in_cache(only_whole=True):
-                return cached
-            raise self._unreached
+        _, names = self.meant(self.parts(self.listing()))
         exact = [glob.escape(name) for name in names]
         folder = self.asked(
             lambda hub: hub.snapshot_download(self.name, repo_type="dataset", revision=self.revision, allow_patterns=exact)
@@ -88,42 +81,17 @@ class _HubData:
         return [Path(folder) / name for name in names]
 
     def listing(self) -> list[str]:
-        """Names of its files at the commit; of those in the cache if the hub cannot be asked."""
-        try:
-            return [
-                str(name)
-                for name in self.asked(
-                    lambda hub: hub.HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.revision)
-                )
-            ]
-        except FileSourceError as error:
-            if cached := self._in_cache(only_whole=False):
-                self._unreached = error
-                return [str(file) for file in cached]
-            raise
+        """Names of its files at the commit, which the client keeps once it has fetched one."""
 
-    def _in_cache(self, *, only_whole: bool) -> list[Path]:
-        """The part's files in the cache; empty unless the part is named in full and all are there.
-        Without `only_whole`, the names of all files in the cache; empty unless that is known to be
-        all that there is: another program may have fetched some of the files.
-        """
-        try:
-            import huggingface_hub as hub
+        def names(hub: Any) -> list[str]:
+            place = {"repo_type": "dataset", "revision": self.revision}
+            with suppress(hub.errors.CachedRepoTreeNotFoundError):
+                return [file.path for file in hub.get_cached_repo_tree(self.name, **place)]
+            if isinstance(hub.try_to_load_from_cache(self.name, self.part or "-", **place), str):
+                return [self.part]  # another program fetched this file alone
+            return [str(name) for name in hub.HfApi().list_repo_files(self.name, **place)]
 
-            local: dict[str, Any] = {"repo_type": "dataset", "revision": self.revision, "local_files_only": True}
-            folder = Path(hub.snapshot_download(self.name, **local, allow_patterns=["/"]))  # no file is called so
-            names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-            listed = (folder.parents[1] / "trees" / f"{self.revision}.json").is_file()  # written where the client has asked for all
-            if not only_whole:
-                return [Path(name) for name in names] if listed else []
-            found = [self.part] if self.part in names else self.parts(names).get(self.part, [])
-            if not found or not (listed or found == [self.part] or _says_all(found)) or not _is_whole(found):
-                return []
-            # The client knows from its copy of the listing whether a file is missing.
-            hub.snapshot_download(self.name, **local, allow_patterns=[re.sub(r"\d+", "*", glob.escape(found[0]))])
-            return [folder / name for name in found]
-        except Exception:  # noqa: BLE001 (whatever it is, the hub is asked)
-            return []
+        return self.asked(names)  # type: ignore[no-any-return]
 
     @staticmethod
     def parts(names: Iterable[str]) -> dict[str, list[str]]:
@@ -178,15 +146,6 @@ class _HubData:
         rest = iter(part.split("/"))
         return self.part in names or all(word in rest for word in self.part.split("/") if word)
 
-    def training(self, parts: Iterable[str]) -> str:
-        """The only part that is called `train`. Raises FileSourceError."""
-        if len(found := _training(parts)) != 1:
-            told = _told(found or parts)
-            raise FileSourceError(
-                f"{self.path}: it holds several parts ({told}): name one, such as {self.path}/{[*(found or parts)][0]}"
-            )
-        return found[0]
-
     def _proposed(self, parts: Iterable[str]) -> str:
         """The path of the part to train on, if its name says so; never another."""
         found = _training(parts)
@@ -238,14 +197,6 @@ def _is_whole(names: Sequence[str]) -> bool:
     """Check the number of files that their names give, `00000-of-00002`."""
     shards = [_SHARD.fullmatch(PurePosixPath(name).stem) for name in names]
     return all(shard is None or shard[3] is None or int(shard[3]) == len(names) for shard in shards)
-
-
-def _says_all(names: Sequence[str]) -> bool:
-    """Check whether the names themselves say how many files there are: `00000-of-00002`, or none
-    with a number.
-    """
-    shards = [_SHARD.fullmatch(PurePosixPath(name).stem) for name in names]
-    return all(shard is None or shard[3] is not None for shard in shards)
 
 
 def _training(parts: Iterable[str]) -> list[str]:

@@ -29,9 +29,10 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 from sympy.parsing.sympy_parser import auto_number, auto_symbol, parse_expr, rationalize  # type: ignore[import-untyped]
 
-from shared.tasks import form_checks as checks
+from shared.tasks.forms import Check, number_list, same_document
 from shared.tasks.formula_reading import is_about_as_long
 from shared.tasks.formula_values import is_tame
+from shared.tasks.numerals import read_number
 
 Scorer = Callable[[str, dict[str, Any]], float]
 """Reward for an extracted answer, given reasoning-gym's raw entry. It may raise, which the caller
@@ -39,8 +40,22 @@ counts as 0.
 """
 
 
-def _all_or_nothing(is_right: checks.Check) -> Scorer:
+def _all_or_nothing(is_right: Check) -> Scorer:
     return lambda answer, entry: float(is_right(answer, entry))
+
+
+def _same(usual: Callable[[str], Any] = str) -> Scorer:
+    """Pay the reference answer, as far as `usual` of both tells."""
+    return lambda answer, entry: float(usual(answer) == usual(str(entry["answer"])))
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [row.split() for row in text.strip().split("\n")]
+
+
+def _same_number(answer: str, entry: dict[str, Any]) -> bool:
+    value = read_number(answer)
+    return value is not None and value == read_number(str(entry["answer"]))
 
 
 def _countdown(answer: str, entry: dict[str, Any]) -> float:
@@ -231,21 +246,21 @@ def _integers_used(text: str) -> list[int]:
 
 
 SCORERS: dict[str, Scorer] = {
-    "binary_matrix": _all_or_nothing(checks.same_rows),
-    "codeio": _all_or_nothing(checks.same_document),
+    "binary_matrix": _same(_rows),
+    "codeio": _all_or_nothing(same_document),
     "countdown": _countdown,
-    "game_of_life": _all_or_nothing(checks.same_document),
+    "game_of_life": _all_or_nothing(same_document),
     "game_of_life_halting": _all_or_nothing(_same_word),
-    "gsm_symbolic": _all_or_nothing(checks.same_number),
+    "gsm_symbolic": _all_or_nothing(_same_number),
     "intermediate_integration": integral,
-    "list_functions": _all_or_nothing(checks.integer_list),
+    "list_functions": _all_or_nothing(same_document),
     "n_queens": _all_or_nothing(lambda answer, entry: answer in entry["metadata"]["valid_answers"]),
-    "number_filtering": _all_or_nothing(checks.number_list),
+    "number_filtering": _all_or_nothing(number_list),
     "propositional_logic": propositional_logic,
     "puzzle24": _puzzle24,
-    "rotate_matrix": _all_or_nothing(checks.same_rows),
+    "rotate_matrix": _same(_rows),
     "simple_integration": integral,
-    "spiral_matrix": _all_or_nothing(checks.same_text),
-    "string_insertion": _all_or_nothing(checks.same_text),
-    "time_intervals": _all_or_nothing(checks.same_text),
+    "spiral_matrix": _same(),
+    "string_insertion": _same(),
+    "time_intervals": _same(),
 }

@@ -1,8 +1,9 @@
-"""Reads Parquet and Arrow files in a separate process with a limit on its memory. A file of a
-kilobyte can unfold to gigabytes, and what it says about its own sizes need not be true.
+"""Reads files in a separate process with a limit on its memory. A Parquet file of a kilobyte can
+unfold to gigabytes, and what it says about its own sizes need not be true; a list of JSON is read
+as a whole.
 
 That process runs `main`: the files and columns come as JSON on its standard input, and it writes
-a frame for each row to its standard output.
+MessagePack to its standard output, a list for each row.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
+
+import msgpack
 
 from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.runtime.process_limits import MappedMemory, ending_with_parent, limit, limit_data
 from shared.tasks.file_columns import Columns, TextRow, text_rows
-from shared.tasks.file_formats import Row, require_pyarrow
+from shared.tasks.file_formats import PACKED, Row, require_pyarrow
 from shared.tasks.file_rows import Asked
 from shared.text import visible
 
@@ -29,10 +32,8 @@ MEMORY_BYTES = 768 * 2**20
 """What reading may take beyond the modules. A Parquet file with 280 texts of the longest kind in
 one row group takes two thirds of it; files of ordinary questions take a few MiB.
 """
-_FRAME = struct.Struct("<cIIQQIII")
-"""Kind; number of the file and of the row in it; numbers of `Asked`; sizes of three contents."""
-_TEXTS, _WRONG, _COLUMNS, _TOO_LARGE, _END = b"t", b"w", b"c", b"m", b"."
-_MAX_FRAME_BYTES = 4 * MAX_TEXT_CHARS
+_MAX_ROW_BYTES = 16 * MAX_TEXT_CHARS
+_COLUMNS, _ROW, _TOO_LARGE, _END = "columns", "row", "too large", "end"
 _GONE_S = 10.0
 """What a process that has closed its output may take to end."""
 _MAX_ERROR_BYTES = 4096
@@ -46,9 +47,10 @@ def read_rows_in_subprocess(files: Sequence[Path], columns: Columns) -> Iterator
     the problem of a last row, as is the end of the process that reads.
 
     Raises:
-        FileSourceError: pyarrow is not installed.
+        FileSourceError: pyarrow is needed and not installed.
     """
-    require_pyarrow()
+    if files[0].suffix in PACKED:
+        require_pyarrow()
     used = None if columns.used is None else sorted(columns.used)
     asked = {"files": [str(file) for file in files], "columns": columns.configured | {"used": used}}
     with (
@@ -66,7 +68,7 @@ def read_rows_in_subprocess(files: Sequence[Path], columns: Columns) -> Iterator
         try:
             with process.stdin:
                 process.stdin.write(json.dumps(asked).encode())
-            yield from _received(process.stdout, files, columns)
+            yield from _received(cast(BufferedReader, process.stdout), files, columns)
         except (EOFError, BrokenPipeError):
             ended = f"the process that read it {_end(process, errors)}: write it as .jsonl"
             yield TextRow(Row({}, _all_of(files), 0, ended))
@@ -88,26 +90,27 @@ def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
     return f"ended with code {code} ({visible(last[0], 200)})"
 
 
-def _received(frames: IO[bytes], files: Sequence[Path], columns: Columns) -> Iterator[TextRow]:
-    """Rows until the last frame. Raises EOFError if there is no last frame."""
-    while True:
-        kind, file, number, asked, system, *sizes = _FRAME.unpack(_exactly(frames, _FRAME.size))
-        if kind == _END:
-            return
-        if kind not in (_TEXTS, _WRONG, _COLUMNS, _TOO_LARGE) or max(sizes) > _MAX_FRAME_BYTES or file >= len(files):
-            raise EOFError
-        first, second, third = (_exactly(frames, size).decode(errors="replace") for size in sizes)
-        if kind == _TEXTS:
-            yield TextRow(Row({}, files[file], number), texts=(first, second, third), asked=Asked(asked, system))
-        elif kind == _WRONG:
-            wrong = json.loads(first)
-            place = Row(dict.fromkeys(wrong["names"]), files[file], number, wrong["row"])
-            yield TextRow(place, wrong["lacking"], wrong["problems"])
-        elif kind == _COLUMNS:
-            columns.found, columns.passed_over, columns.names = map(json.loads, (first, second, third))
-        else:
-            yield TextRow(Row({}, _all_of(files), 0, _TAKES_MORE))
-            return
+def _received(out: BufferedReader, files: Sequence[Path], columns: Columns) -> Iterator[TextRow]:
+    """Rows until the last one. Raises EOFError if what comes is no row, or no last one comes."""
+    unpacker = msgpack.Unpacker(max_buffer_size=_MAX_ROW_BYTES)
+    try:
+        while chunk := out.read1():
+            unpacker.feed(chunk)
+            for kind, *told in unpacker:
+                if kind == _COLUMNS:
+                    columns.found, columns.passed_over, names = told
+                    columns.names = dict.fromkeys(names)
+                elif kind == _ROW:
+                    file, number, problem, names, lacking, problems, texts, asked = told
+                    place = Row(dict.fromkeys(names), files[file], number, problem)
+                    yield TextRow(place, lacking, problems, tuple(texts), Asked(*asked))
+                else:
+                    if kind == _TOO_LARGE:
+                        yield TextRow(Row({}, _all_of(files), 0, _TAKES_MORE))
+                    return
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException):
+        raise EOFError from None
+    raise EOFError
 
 
 _TAKES_MORE = (
@@ -117,15 +120,16 @@ _TAKES_MORE = (
 
 
 def main() -> None:
-    """Read what is asked for and write the rows' frames."""
-    require_pyarrow()
-    import numpy  # noqa: F401
-    from pyarrow import compute, parquet  # noqa: F401
-
+    """Read what is asked for and write the rows."""
     asked = json.load(sys.stdin.buffer)
     files, columns = [Path(file) for file in asked["files"]], Columns(**asked["columns"])
+    if files[0].suffix in PACKED:
+        require_pyarrow()
+        import numpy  # noqa: F401
+        from pyarrow import compute, parquet  # noqa: F401
+
     numbers = {file: number for number, file in enumerate(files)}
-    # What a library prints must not come between the frames.
+    # What a library prints must not come between the rows.
     out = os.fdopen(os.dup(1), "wb", buffering=2**16)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # An Arrow file takes addresses but no memory: it is mapped.
@@ -133,35 +137,22 @@ def main() -> None:
     memory = MappedMemory()
     limit_data((memory.data_bytes() or 0) + MEMORY_BYTES)
     limit((memory.size_bytes() or 0) + longest + MEMORY_BYTES, processes=True)
+
+    def write(*told: Any) -> None:
+        out.write(msgpack.packb(told, unicode_errors="replace"))
+
     try:
         known: tuple[int, ...] = ()
         for read in text_rows(files, columns):
-            place = numbers[read.row.file], read.row.number
             if (found := (len(columns.found), len(columns.names))) != known:
                 known = found
-                told = (columns.found, columns.passed_over, columns.names)
-                _write(out, _COLUMNS, 0, 0, *(json.dumps(each).encode() for each in told))
-            if read.texts:
-                _write(out, _TEXTS, *place, *(text.encode() for text in read.texts), asked=read.asked)
-            else:
-                wrong = {"row": read.row.problem, "names": list(read.row.values)}
-                _write(out, _WRONG, *place, json.dumps(wrong | {"lacking": read.lacking, "problems": read.problems}).encode())
-        _write(out, _END)
+                write(_COLUMNS, columns.found, columns.passed_over, list(columns.names))
+            row, wrong = read.row, (read.lacking, read.problems)
+            write(_ROW, numbers[row.file], row.number, row.problem, list(row.values), *wrong, read.texts, read.asked)
+        write(_END)
     except MemoryError:
-        _write(out, _TOO_LARGE)
+        write(_TOO_LARGE)
     out.close()
-
-
-def _write(out: IO[bytes], kind: bytes, file: int = 0, number: int = 0, *contents: bytes, asked: tuple[int, int] = (0, 0)) -> None:
-    contents += (b"",) * (3 - len(contents))
-    out.write(_FRAME.pack(kind, file, number, *asked, *map(len, contents)) + b"".join(contents))
-
-
-def _exactly(frames: IO[bytes], size: int) -> bytes:
-    content = frames.read(size)
-    if len(content) < size:
-        raise EOFError
-    return content
 
 
 def _all_of(files: Sequence[Path]) -> Path:

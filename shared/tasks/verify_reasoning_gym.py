@@ -31,11 +31,12 @@ def verifier(item: Item) -> AnswerScorer:
 class _Judge:
     # A method instead of a closure, because Python 3.11 calls the same function repeatedly faster
     # than a new one for each task.
-    __slots__ = ("_entry", "_form", "_scorer")
+    __slots__ = ("_decides", "_entry", "_form", "_scorer")
 
     def __init__(self, item: Item) -> None:
         dataset = item.task.ref.dataset
         self._entry = item.entry
+        self._decides = dataset in SCORERS
         self._scorer = SCORERS.get(dataset) or item.dataset.score_answer
         self._form = form_of(dataset)
 
@@ -45,7 +46,7 @@ class _Judge:
             return 0.0
         reward = self._scorer(answer, entry)
         if not reward <= PARTIAL_CEILING:  # also for NaN
-            if answer == entry["answer"] or form.is_right(answer, entry):
+            if self._decides or answer == entry["answer"] or form.is_right(answer, entry):
                 return 1.0
             reward = PARTIAL_CEILING if reward < 1.0 else NOT_WHOLE
         if form.shrinks and len(answer) > len(entry["answer"]):

@@ -1,5 +1,4 @@
-"""Wrong answers to tasks of every dataset, through the real sandbox: none earns full marks, and the
-table in the docs is current.
+"""Wrong answers to tasks of every dataset, through the real sandbox: none earns full marks.
 
 `swarm task audit` is the same for one dataset or verifier. Slow variants look at more
 configurations.
@@ -16,14 +15,12 @@ from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum
 
 from shared.contracts.messages import TaskRef
 from shared.tasks.audit.run import Finding, audit
-from shared.tasks.audit.tasks_doc import ANSWER_TIMEOUT_S, PAGE, SEED, TASKS, THOROUGH, audit_defaults, written
 from shared.tasks.derive import dataset_names
 from shared.tasks.sandbox import ScorerPool
 
-DEAR = frozenset({"intermediate_integration", "knight_swap", "simple_integration", "sokoban", "zebra_puzzles"})
-"""Half of the time goes into the constants of these. In the short form one task of each is audited,
-which does not give the mean that their rows in the table show.
-"""
+SEED, THOROUGH = 9, 3
+ANSWER_TIMEOUT_S = 60.0
+"""Generous, because on a loaded machine one second of work may take many."""
 UNPAID_REFERENCES = {
     "propositional_logic": "from contradictory premises everything follows, so that nothing is worth full marks",
     "jugs": "its solver uses three jugs: where the fourth is needed, the reference is 'No solution', and other answers are right",
@@ -64,29 +61,12 @@ def check(findings: dict[str, Finding]) -> None:
 
 
 @pytest.mark.deadline(600)
-@pytest.mark.parametrize("thorough", [1, pytest.param(THOROUGH, marks=pytest.mark.long)])
-async def test_no_wrong_answer_to_any_dataset_earns_full_marks_and_the_table_says_what_constants_earn(thorough: int) -> None:
-    left_out = DEAR if thorough < THOROUGH else frozenset()
-    findings = await audit_defaults(thorough) if not left_out else await audit_but_for(left_out, thorough)
-    assert list(findings) == dataset_names()
-    assert sum(finding.wrong for finding in findings.values()) > thorough * 10_000
+@pytest.mark.parametrize("count", [1, pytest.param(THOROUGH, marks=pytest.mark.long)])
+async def test_no_wrong_answer_to_any_dataset_earns_full_marks(count: int) -> None:
+    findings = await audited({name: {} for name in dataset_names()}, count, SEED)
+    assert sum(finding.wrong for finding in findings.values()) > count * 10_000
     assert sum(finding.timeouts for finding in findings.values()) == 0
     check(findings)
-    page = PAGE.read_text(encoding="utf-8")
-    shown, found = (rows_but_for(left_out, each) for each in (page, written(page, findings)))
-    assert shown == found, "the table of docs/tasks.md is stale: run `python -m shared.tasks.audit.tasks_doc`"
-
-
-def rows_but_for(left_out: frozenset[str], page: str) -> list[str]:
-    return [line for line in page.splitlines() if line.split("`")[1:2] == [] or line.split("`")[1] not in left_out]
-
-
-async def audit_but_for(left_out: frozenset[str], thorough: int) -> dict[str, Finding]:
-    """Do what `audit_defaults` does, with fewer tasks of some: those that get all candidates."""
-    counts = {name: thorough if name in left_out else TASKS for name in dataset_names()}
-    refs = [TaskRef(dataset=name, seed=SEED, index=index) for name, count in counts.items() for index in range(count)]
-    async with ScorerPool(workers=1, answer_timeout_s=ANSWER_TIMEOUT_S, memory_mb=2048) as pool:
-        return await audit(pool, refs, thorough)
 
 
 @pytest.mark.deadline(600)
@@ -105,9 +85,9 @@ async def test_no_wrong_answer_earns_full_marks_at_the_levels_of_the_curricula(l
     check(await audited(configs, count))
 
 
-async def audited(configs: dict[str, dict[str, Any]], count: int) -> dict[str, Finding]:
+async def audited(configs: dict[str, dict[str, Any]], count: int, seed: int = 17) -> dict[str, Finding]:
     refs = [
-        TaskRef(dataset=name, config=json.dumps(config, sort_keys=True, separators=(",", ":")), seed=17, index=index)
+        TaskRef(dataset=name, config=json.dumps(config, sort_keys=True, separators=(",", ":")), seed=seed, index=index)
         for name, config in configs.items()
         for index in range(count)
     ]

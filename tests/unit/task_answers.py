@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import reasoning_gym
 
-from shared.contracts.messages import TaskRef
+from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import HASH_ORDERED, Item, derive_item
 from shared.tasks.prompt import text_task
-from shared.tasks.verifiers import score_texts
+from shared.tasks.scoring import score_texts
 
 FULL_MARKS = 0.99
 QUICK_S = 5.0
@@ -39,6 +39,13 @@ def _under_this_hash_seed(ref: TaskRef) -> Item:
 def reward(item: Item, answer: str) -> float:
     (value,), _ = score_texts(item, "reasoning_gym", [f"<answer>{answer}</answer>"])
     assert value is not None, "a built-in verifier always has a reward"
+    return value
+
+
+def score_answer(task: Task, text: str, verifier: str = "reasoning_gym") -> float:
+    """The reward of a completion's text, of the task derived again from its reference."""
+    (value,), _ = score_texts(derive_item(task.ref), verifier, [text])
+    assert value is not None, "the reward is unknown"
     return value
 
 

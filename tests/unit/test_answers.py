@@ -10,7 +10,7 @@ from shared.contracts.messages import TaskRef
 from shared.tasks.answers import FREE_SPACE_CHARS, MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import HASH_ORDERED, Item, TaskError, dataset_names, derive_item
 from shared.tasks.prompt import text_task
-from shared.tasks.verifiers import score_texts
+from shared.tasks.scoring import score_texts
 from tests.unit.task_answers import items
 
 

@@ -17,7 +17,8 @@ from shared.environment_files import EnvironmentSpec
 from shared.rewards import Mark
 from shared.tasks.derive import Item, TaskError, derive_item, task_ref
 from shared.tasks.environments import Played, play, read_calls
-from shared.tasks.verifiers import VerifierChoice, score_texts
+from shared.tasks.scoring import score_texts
+from shared.tasks.verifiers import VerifierChoice
 
 GAME = '''
 class Game:

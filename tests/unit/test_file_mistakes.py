@@ -186,12 +186,12 @@ def test_a_key_that_stands_twice_in_a_row_is_a_mistake_and_one_inside_another_co
     assert line.startswith("line 1: the key 'answer' stands twice")
 
 
-def test_a_foreign_file_is_told_in_one_line_without_reading_all_of_it(tmp_path: Path) -> None:
+def test_a_foreign_file_is_told_without_reading_all_of_it(tmp_path: Path) -> None:
     file = tmp_path / "table.jsonl"
     file.write_bytes(b"question,answer\n" * 3_000_000)
     began = time.process_time()
-    (line,) = refused(file)
-    assert line.startswith(f"none of its first {MOST_FOUND:,} lines is a row; line 1: not JSON")
+    first, *_, last = refused(file)
+    assert first.startswith("line 1: not JSON") and last == f"and at least {MOST_FOUND - 10:,} more"
     assert time.process_time() - began < 10, "of the whole file it takes far longer"
     half = refused(written(tmp_path / "half.jsonl", *([good(0)] + ["{"] * 3000)))
     assert half[-1] == f"and at least {MOST_FOUND - 10:,} more"

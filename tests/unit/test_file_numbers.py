@@ -45,7 +45,6 @@ def rows_with(folder: Path, literal: str, column: str = "answer") -> FileRows:
         ("1E+2", "100"),
         ("5e-324", "0." + 323 * "0" + "5"),
         ("-0.0", "0"),
-        ("-0e99999999999999999999", "0"),
     ],
 )
 def test_no_digit_of_a_number_is_lost(tmp_path: Path, literal: str, text: str) -> None:
@@ -84,12 +83,12 @@ def test_a_decimal_of_parquet_is_the_same_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("literal", "said"),
     [
-        ("1e999999999", "is inf, which is not a number"),
-        ("1e99999999999999999999", "is inf, which is not a number"),
+        ("1e999999999", "has more than 4,300 digits"),
+        ("1e99999999999999999999", "has more than 4,300 digits"),
         ("1e-999999999", "has more than 4,300 digits when written without exponent: shorten it, or write it as text"),
         ("1e-99999999999999999999", "has more than 4,300 digits"),
         ("0." + 1_000_000 * "3", "has more than 4,300 digits"),
-        (1_000_000 * "9" + ".5", "is inf, which is not a number"),
+        (1_000_000 * "9" + ".5", "has more than 4,300 digits"),
     ],
     ids=lambda given: given[:12],
 )

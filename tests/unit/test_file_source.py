@@ -31,11 +31,11 @@ from shared.tasks import (
     file_rows,
     file_source,
     held_out_tasks,
-    score_answer,
 )
 from shared.tasks.file_columns import ValueProblem, as_text
 from shared.tasks.file_source import load_rows, with_rows
 from shared.tasks.specs import checked_config, file_questions
+from tests.unit.task_answers import score_answer
 from tests.unit.test_border import NOW_S, SUBJECT, border, group, signed, taken_in
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")

@@ -13,7 +13,7 @@ from shared.rewards import Mark
 from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import JobResult
-from shared.tasks.verifiers import score_answer
+from tests.unit.task_answers import score_answer
 
 CONVERSION = task_ref(dataset="base_conversion", config='{"max_base":9,"max_value":40,"min_base":2,"min_value":2}', seed=7, index=0)
 

@@ -25,7 +25,6 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 CALLED_BY_OTHERS = {
     "shared/registry.py: look_again": "tests that install a package while they run",
     "shared/tasks/subprocess_reader.py: main": "the program text that subprocess_reader starts Python with",
-    "shared/tasks/verifiers.py: score_answer": "tests of the scorers, for one answer; services score many by score_texts",
     **dict.fromkeys(("shared/tasks/rubric.py: requests", "shared/tasks/rubric.py: reward"), "the sandbox, as a reward's file"),
     "describe": "prometheus_client asks collectors for it",
     **dict.fromkeys(("do_GET", "log_message", "redirect_request"), "http.server and urllib call it"),

@@ -21,7 +21,7 @@ from shared.tasks.derive import HASH_ORDERED, derive_item, derive_task
 from shared.tasks.forms import FORMS, form_of
 from shared.tasks.plain_expression import is_plain_expression
 from shared.tasks.scorers import SCORERS, evaluate
-from shared.tasks.verifiers import score_answer
+from tests.unit.task_answers import score_answer
 
 READ = [name for name, form in FORMS.items() if form.reads is not None]
 """Datasets of which an answer is checked before reasoning-gym sees it."""

@@ -17,8 +17,9 @@ from shared.tasks.answers import MAX_ANSWER_CHARS
 from shared.tasks.derive import derive_item
 from shared.tasks.file_source import with_row_name
 from shared.tasks.sandbox import ScorerPool, ScoringJob
+from shared.tasks.scoring import score_texts
 from shared.tasks.specs import source_problems
-from shared.tasks.verifiers import load_verifier, score_texts
+from shared.tasks.verifiers import load_verifier
 from swarm_cli.app import app
 from tests.integration.installed_verifier import install
 

@@ -62,7 +62,7 @@ from shared.tasks.sandbox.worker import (
     read_frame,
     take_standard_streams,
 )
-from shared.tasks.verifiers import score_texts
+from shared.tasks.scoring import score_texts
 
 CHUNK_BYTES = 2**16
 WARM_S = 5.0

@@ -41,7 +41,7 @@ from shared.tasks.sandbox.protocol import (
     pack_frame,
     unpack_body,
 )
-from shared.tasks.verifiers import preload, requests_of, score_texts
+from shared.tasks.scoring import preload, requests_of, score_texts
 
 FLUSH_S = 0.005
 GC_THRESHOLD = 20_000
