@@ -75,12 +75,6 @@ class LoraSection(Section):
 class TrainerConstants(Section):
     """Constants that only experiments change, one by one (docs/training.md, "Constants")."""
 
-    unknown_behaviour_logprob: float | None = Field(
-        None,
-        le=0,
-        description="For text without behaviour logprobs: a token's weight is min(1, p / exp(this)), where p is its probability "
-        "under this node's policy, e.g. -3.0. Unset: 1. Applies only to negative advantages if foreign_weight_positive is one.",
-    )
     foreign_weight_level: Literal["token", "geometric_mean", "sequence"] = Field(
         "token",
         description="Level of the importance weight of foreign text. token: one weight per token. geometric_mean, sequence: one "
@@ -133,12 +127,6 @@ class TrainerConstants(Section):
         None, description="Drop sequences whose geometric-mean importance ratio is outside these bounds, e.g. [0.5, 2.0]."
     )
     external_weight: float = Field(1.0, ge=0, le=1, description="Weight of foreign groups in the loss; 1: the same as local ones.")
-    max_foreign_advantage: float = Field(
-        0.0,
-        ge=0,
-        description="Largest |advantage| of a foreign completion. 0: automatic, sqrt(L - 1), the largest possible in a group of "
-        "L, where L is generator.completions, at least 8.",
-    )
     foreign_cost_factor: float = Field(
         4.0,
         ge=0,
@@ -161,12 +149,6 @@ class TrainerConstants(Section):
         2.0, gt=0, description="Upper limit of the importance weight between engine and trainer, so that no single token dominates."
     )
     advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample standard deviation, as in TRL; 0: the population's.")
-    advantage_std_floor: float = Field(
-        0.0,
-        ge=0,
-        description="Smallest standard deviation to divide by, in units of the reward; 0: no floor. Without one, partial rewards "
-        "of 0.01 and 0.05 become advantages as large as those of 0 and 1.",
-    )
     betas: tuple[float, float] = Field(
         (0.9, 0.95),
         description="AdamW's betas; 0.95 forgets old gradient sizes sooner than torch's 0.999, as is usual for language models.",

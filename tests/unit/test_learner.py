@@ -247,11 +247,10 @@ def test_m2po_decides_its_mask_anew_before_each_update(model: Path) -> None:
 
 def test_aggregation_and_the_standard_deviation_follow_the_configuration(model: Path) -> None:
     plain = Learner(config_for(model, objective="grpo"))
-    changed = Learner(config_for(model, objective="grpo", aggregation="token_mean", advantage_std_ddof=0, advantage_std_floor=0.25))
+    changed = Learner(config_for(model, objective="grpo", aggregation="token_mean", advantage_std_ddof=0))
     assert plain.update_config.objective.aggregated_by == "sequence_mean"
     assert changed.update_config.objective.aggregated_by == "token_mean"
-    assert (plain.rules.advantages.std_ddof, plain.rules.advantages.std_floor) == (1, 0.0)
-    assert (changed.rules.advantages.std_ddof, changed.rules.advantages.std_floor) == (0, 0.25)
+    assert (plain.rules.advantages.std_ddof, changed.rules.advantages.std_ddof) == (1, 0)
 
 
 def test_a_learner_of_a_large_vocabulary_computes_logits_in_chunks_and_learns_the_same(model: Path, monkeypatch: Any) -> None:

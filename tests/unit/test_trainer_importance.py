@@ -46,21 +46,6 @@ def test_a_sequence_from_another_tokenizer_has_weight_one() -> None:
     assert found.keep[2].all() and not found.known[2].any()
 
 
-def test_tokens_of_unknown_behaviour_weigh_less_the_less_likely_they_are_and_never_more_than_one() -> None:
-    found = importance_weights(
-        ImportanceConfig(cap=2.0, unknown_behaviour_logprob=-2.0),
-        proximal_logprobs=torch.tensor([[-2.5, -1.0, -2.0], [-1.0, -2.0, -3.0], [-9.0, -2.0, -500.0]], dtype=torch.float64),
-        behaviour_logprobs=torch.full((3, 3), -1.0, dtype=torch.float64),
-        has_behaviour=torch.tensor([True, False, False]),
-        mask=torch.tensor([[True, True, True], [True, True, False], [True, True, True]]),
-    )
-    assert found.weights[0].tolist() == pytest.approx([math.exp(-1.5), 1.0, math.exp(-1.0)]), "known ones are weighed as before"
-    assert found.weights[1].tolist() == pytest.approx([1.0, 1.0, 0.0])
-    assert found.weights[2].tolist() == pytest.approx([math.exp(-7.0), 1.0, math.exp(-20.0)])
-    assert found.keep.tolist() == [[True] * 3, [True, True, False], [True] * 3]
-    assert not found.known[1:].any() and not found.truncated.any()
-
-
 def test_the_sequence_mask_drops_what_leaves_the_geometric_bounds() -> None:
     # geometric means: (0.5 x 4 x 1)^(1/3) = 1.26 stays within 2.0; 3 does not. The cap does not
     # hide it.
@@ -96,7 +81,6 @@ def test_log_weights_are_clamped() -> None:
         {"cap": 0.0},
         {"sequence_bounds": (1.2, 2.0)},
         {"sequence_bounds": (0.5, 0.9)},
-        {"unknown_behaviour_logprob": 0.5},
     ],
 )
 def test_impossible_importance_bounds_are_refused(wrong: dict[str, object]) -> None:

@@ -125,16 +125,6 @@ def test_the_soft_value_is_the_one_worked_out_by_hand_and_0_without_spread() -> 
     )
 
 
-def test_a_standard_deviation_has_a_floor() -> None:
-    near = [0.01, 0.05, 0.01, 0.05]
-    full = batch_advantages([near], AdvantageConfig(std_eps=0.0))[0]
-    assert full == pytest.approx([-math.sqrt(0.75), math.sqrt(0.75)] * 2)
-    (floored, far) = batch_advantages([near, [0.0, 1.0, 0.0, 1.0]], AdvantageConfig(std_eps=0.0, std_floor=0.1))
-    assert floored == pytest.approx([-0.2, 0.2] * 2)
-    assert far == pytest.approx([-math.sqrt(0.75), math.sqrt(0.75)] * 2)
-    assert batch_advantages([near], AdvantageConfig(scale="batch", std_eps=0.0, std_floor=0.1))[0] == pytest.approx([-0.2, 0.2] * 2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["m2po", "gepo", "vespo", "oapl"])
 def test_a_steps_gradient_does_not_depend_on_how_it_is_cut(name: str) -> None:

@@ -143,15 +143,11 @@ class ImportanceConfig:
     """cap: truncate a token's weight to this (TIS); None: never.
 
     sequence_bounds: drop a sequence whose geometric mean weight is outside these bounds; None: keep
-    all. unknown_behaviour_logprob: the assumed behaviour logprob, in nats, of tokens in a sequence
-    without behaviour logprobs; such a token then weighs `min(1, exp(proximal - this))`, so that
-    text which only another policy would write cannot push hard. None: weight 1. foreign: further
-    rules for the weights of foreign completions.
+    all. foreign: further rules for the weights of foreign completions.
     """
 
     cap: float | None = 2.0
     sequence_bounds: tuple[float, float] | None = None
-    unknown_behaviour_logprob: float | None = None
     foreign: ForeignRules = field(default_factory=ForeignRules)
 
     @classmethod
@@ -160,7 +156,6 @@ class ImportanceConfig:
         return cls(
             cap=trainer.constants.importance_cap,
             sequence_bounds=trainer.constants.sequence_mask,
-            unknown_behaviour_logprob=trainer.constants.unknown_behaviour_logprob,
             foreign=ForeignRules(
                 level=trainer.constants.foreign_weight_level,
                 positive=trainer.constants.foreign_weight_positive,
@@ -177,8 +172,6 @@ class ImportanceConfig:
             low, high = self.sequence_bounds
             if not 0.0 <= low < 1.0 < high:
                 raise ValueError(f"sequence_bounds are {self.sequence_bounds}: need 0 <= low < 1 < high")
-        if self.unknown_behaviour_logprob is not None and not self.unknown_behaviour_logprob <= 0.0:
-            raise ValueError(f"unknown_behaviour_logprob is {self.unknown_behaviour_logprob}: a logprob is 0 or less")
 
     @property
     def drops_by_likelihood(self) -> bool:
@@ -216,7 +209,7 @@ def importance_weights(
 
     proximal_logprobs, behaviour_logprobs: (N, T). has_behaviour: (N,) bool; a sequence without them
     (sampled with another tokenizer) is trained as if the proximal policy had sampled it, with
-    weight 1, or less if `unknown_behaviour_logprob` is set. mask: (N, T) bool, completion tokens.
+    weight 1. mask: (N, T) bool, completion tokens.
     foreign: None: no row is foreign. A token whose behaviour logprob is not finite is dropped,
     because nothing says how likely it was.
     """
@@ -240,9 +233,6 @@ def importance_weights(
     if config.cap is not None:
         truncated = known & (weight > config.cap)
         capped = weight.clamp(max=config.cap)
-    if config.unknown_behaviour_logprob is not None:
-        assumed = (proximal - config.unknown_behaviour_logprob).clamp(-LOG_RATIO_BOUND, 0.0).exp()
-        capped = torch.where(mask & ~has_behaviour.unsqueeze(1), assumed, capped)
     if foreign is not None and config.foreign != ForeignRules():
         found = weigh_foreign(
             config.foreign,

@@ -31,16 +31,14 @@ class AdvantageConfig:
     the rewards of a group, which are not all equal. The other fields except `value_beta` apply to
     the first. scale: divide by the standard deviation of the `group`, of the whole `batch`, or by
     nothing (`none`, Dr. GRPO). std_ddof: 1 for the sample standard deviation, 0 for the
-    population's. std_eps: added to the standard deviation. std_floor: smallest standard deviation
-    to divide by; without one, a group with rewards 0.01 and 0.05 has the advantages of one with 0
-    and 1. 0: none. value_beta: temperature of the soft value. objective: whose function `kind` is.
+    population's. std_eps: added to the standard deviation. value_beta: temperature of the soft
+    value. objective: whose function `kind` is.
     """
 
     kind: AdvantageKind | GroupAdvantages = "group_normalised"
     scale: AdvantageScale = "group"
     std_ddof: int = 1
     std_eps: float = 1e-4
-    std_floor: float = 0.0
     value_beta: float = 1.0
     objective: str = ""
 
@@ -53,7 +51,6 @@ class AdvantageConfig:
             kind=objective.advantages,
             scale=configured.scale,
             std_ddof=trainer.constants.advantage_std_ddof,
-            std_floor=trainer.constants.advantage_std_floor,
             value_beta=float(configured.settings.objective_options.get("value_beta", 1.0)),
             objective=trainer.objective,
         )
@@ -68,8 +65,6 @@ class AdvantageConfig:
             raise ValueError(f"std_ddof is {self.std_ddof}: use 1 (sample) or 0 (population)")
         if not self.std_eps >= 0.0:
             raise ValueError(f"std_eps is {self.std_eps}: it must be 0 or more")
-        if not self.std_floor >= 0.0:
-            raise ValueError(f"std_floor is {self.std_floor}: it must be 0 or more")
         if not self.value_beta > 0.0:
             raise ValueError(f"value_beta is {self.value_beta}: it must be more than 0")
 
@@ -94,9 +89,7 @@ def batch_advantages(group_rewards: Sequence[Sequence[float]], config: Advantage
     if config.kind == "soft_value":
         return [soft_value(rewards, config.value_beta) for rewards in group_rewards]
     assert config.kind == "group_normalised", "`AdvantageConfig` refuses other names"
-    return group_normalised(
-        group_rewards, scale=config.scale, std_ddof=config.std_ddof, std_eps=config.std_eps, std_floor=config.std_floor
-    )
+    return group_normalised(group_rewards, scale=config.scale, std_ddof=config.std_ddof, std_eps=config.std_eps)
 
 
 def group_normalised(
@@ -105,10 +98,9 @@ def group_normalised(
     scale: AdvantageScale = "group",
     std_ddof: int = 1,
     std_eps: float = 1e-4,
-    std_floor: float = 0.0,
 ) -> list[list[float]]:
-    """`(r - mean of the group) / (max(std, std_floor) + std_eps)`, with the std that `scale` names
-    (arXiv 2402.03300, eq. 3).
+    """`(r - mean of the group) / (std + std_eps)`, with the std that `scale` names (arXiv
+    2402.03300, eq. 3).
     """
     batch_std = 0.0
     if scale == "batch":
@@ -121,9 +113,9 @@ def group_normalised(
         mean = math.fsum(rewards) / len(rewards)
         divisor = 1.0
         if scale == "group":
-            divisor = max(_standard_deviation(rewards, std_ddof), std_floor) + std_eps
+            divisor = _standard_deviation(rewards, std_ddof) + std_eps
         elif scale == "batch":
-            divisor = max(batch_std, std_floor) + std_eps
+            divisor = batch_std + std_eps
         advantages.append([(reward - mean) / divisor for reward in rewards])
     return advantages
 

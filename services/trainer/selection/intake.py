@@ -82,7 +82,7 @@ class IntakeRules(TokenRules):
             max_foreign_tokens=config.max_foreign_tokens,
             external_weight=trainer.constants.external_weight,
             advantages=AdvantageConfig.of(config),
-            max_foreign_advantage=trainer.constants.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
+            max_foreign_advantage=math.sqrt(max(8, generator.completions) - 1),
             usual_tokens=generator.completions * generator.max_new_tokens,
             foreign_cost_factor=trainer.constants.foreign_cost_factor or math.inf,
             foreign_share_factor=trainer.constants.foreign_share_factor or math.inf,
