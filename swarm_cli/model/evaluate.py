@@ -25,7 +25,7 @@ from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.model_section import ModelSection
 from shared.config.task_sections import EvalSet
 from shared.contracts.control import EvalReport, TaskScore
-from shared.contracts.messages import Task
+from shared.contracts.messages import Task, TaskRef
 from shared.run_records import CHECKPOINTS, EVAL_FILE, EVAL_SETS_FILE, added_words, eval_lines, eval_report
 from shared.text import visible
 from swarm_cli.asked_tasks import task_sources
@@ -39,6 +39,8 @@ from swarm_cli.observe.run_files import NO_PASS_SHOWN
 from swarm_cli.runs import started_with
 
 if TYPE_CHECKING:
+    from services.generator.engines import Sample
+    from services.generator.tasks import PromptedTask
     from shared.tasks import HeldOut
     from shared.tasks.sandbox import JobResult
 
@@ -51,8 +53,8 @@ _LONGEST_CELL = 400
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A held-out question, the policy's answer, its reward (None: unknown), and whether it passes
-    (None: no pass is defined).
+    """A held-out question, the policy's answer with what an environment said between its turns, its
+    reward (None: unknown), and whether it passes (None: no pass is defined).
     """
 
     dataset: str
@@ -61,6 +63,7 @@ class Answered:
     answer: str
     reward: float | None
     passed: bool | None
+    turns: int = 1
 
 
 def evaluate(
@@ -102,12 +105,6 @@ def evaluate(
     node_config = load_chosen(config or _configuration_of(Path(model)), NodeConfig)
     chosen = _chosen_set(node_config, set_name, tasks) if set_name else None
     sources: Sequence[TaskSpec] = [chosen] if chosen else task_sources(tasks) if tasks else node_config.tasks
-    for spec in sources:
-        if (turns := spec.turns) is not None:
-            raise CommandError(
-                f"{spec.path or spec.dataset} has {turns.title}, and this command asks for answers of one turn: name other tasks; "
-                "`swarm plot` shows what a run measured"
-            )
     k = k or (chosen.k if chosen else 1)
     if temperature is None:
         temperature = chosen.temperature if chosen else 1.0 if k > 1 else 0.0
@@ -116,10 +113,11 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
         folder, step = _model_folder(model, commit, Path(scratch))
-        asked, prompts = _prompted_tasks(node_config, model, folder, commit, sources, n)
+        node_config = node_config.model_copy(update={"model": _section(node_config, folder, commit)})
+        asked, prompted = _prompted_tasks(node_config, model, sources, n)
         answers_in_all = f"{count(len(asked.tasks), 'question')}, {count(k, 'answer')} to each"
         note(f"{answers_in_all}, of at most {node_config.generator.max_new_tokens:,} tokens (generator.max_new_tokens)")
-        report, answered = asyncio.run(_evaluate(node_config, folder, commit, asked, prompts, temperature, engine, k))
+        report, answered = asyncio.run(_evaluate(node_config, asked, prompted, temperature, engine, k))
     shown, several = _first_per_dataset(answered, answers * k), pass_rates_at_k(answered, k)
     if as_json:
         found = {"model": model, "step": step, "temperature": temperature, "k": k, **_as_object(report, several)}
@@ -162,31 +160,42 @@ def _model_folder(model: str, revision: str, scratch: Path) -> tuple[str, int | 
     return model, None
 
 
+def _section(config: NodeConfig, folder: str, revision: str) -> ModelSection:
+    """The configuration's model section, of the model that is asked."""
+    same = {"system_prompt": config.model.system_prompt, "max_length": config.model.max_length}
+    return ModelSection(path=folder, revision=revision, device=config.model.device, dtype=config.model.dtype, **same)
+
+
 def _prompted_tasks(
-    config: NodeConfig, model: str, folder: str, revision: str, sources: Sequence[TaskSpec], n: int | None
-) -> tuple[EvalTasks, list[list[int]]]:
-    """The tasks and their prompts, in the same order. Tells how many may have been trained on."""
+    config: NodeConfig, model: str, sources: Sequence[TaskSpec], n: int | None
+) -> tuple[EvalTasks, list[PromptedTask]]:
+    """The tasks alone, and with their prompts. Tells how many may have been trained on."""
+    from services.generator.tasks import PromptedTask
     from shared.model.configuration import ModelLoadError
     from shared.model.prompts import PromptError, render_prompt
     from shared.model.reading import load_tokenizer, model_max_length
+    from shared.tasks import check_specs
+    from shared.tasks.verifiers import VerifierChoice
 
-    section = ModelSection(
-        path=folder, revision=revision, system_prompt=config.model.system_prompt, max_length=config.model.max_length
-    )
     try:
-        tokenizer, longest = load_tokenizer(section), model_max_length(section) - config.generator.max_new_tokens
+        tokenizer, longest = load_tokenizer(config.model), model_max_length(config.model) - config.generator.max_new_tokens
     except ModelLoadError as error:
         raise CommandError(str(error)) from None
-    known: dict[str, list[int]] = {}
+    with _task_errors():
+        choice = VerifierChoice(check_specs(sources))
+    known: dict[tuple[TaskRef, str], PromptedTask] = {}
     unwritable: dict[str, PromptError] = {}
 
     def fits(task: Task) -> bool:
-        if task.text not in known and task.text not in unwritable:
+        key = (task.ref, task.text)
+        if key not in known and task.text not in unwritable:
+            turns = choice.turns_for(task.ref)
             try:
-                known[task.text] = render_prompt(tokenizer, task.prompt, section.system_prompt)
+                ids = render_prompt(tokenizer, task.prompt, config.model.system_prompt, turns.tools_json if turns else "")
+                known[key] = PromptedTask(task, ids, turns)
             except PromptError as error:
                 unwritable[task.text] = error
-        return len(known.get(task.text, ())) <= longest and task.text not in unwritable
+        return task.text not in unwritable and len(known[key].prompt_ids) <= longest
 
     try:
         asked = eval_tasks(config, sources, n, recorded_set(Path(model)), fits)
@@ -200,15 +209,13 @@ def _prompted_tasks(
         note(asked.note)
     if unwritable:
         note(f"{len(unwritable)} questions are left out: {next(iter(unwritable.values()))}")
-    return asked, [known[task.text] for task in asked.tasks]
+    return asked, [known[task.ref, task.text] for task in asked.tasks]
 
 
 async def _evaluate(
     config: NodeConfig,
-    model: str,
-    revision: str,
     asked: EvalTasks,
-    prompts: Sequence[list[int]],
+    prompted: Sequence[PromptedTask],
     temperature: float,
     engine_name: str,
     k: int,
@@ -218,6 +225,10 @@ async def _evaluate(
     same answers.
     """
     from services.generator.engines import EngineError, SamplingParams, create_engine
+    from services.generator.episodes import Episodes
+    from services.generator.evaluation import said_by
+    from shared.contracts.messages import transcript
+    from shared.model.prompts import PromptError
     from shared.tasks.evaluation import PassRules, judged_answers, summarise
     from shared.tasks.reference_checks import try_rewards, worth_trying
     from shared.tasks.sandbox import SandboxError, ScorerPool
@@ -226,40 +237,43 @@ async def _evaluate(
     started = time.monotonic()
     params = SamplingParams(temperature=temperature, max_new_tokens=config.generator.max_new_tokens)
     kind: Any = engine_name
-    texts: list[str] = []
+    answers: list[Sample] = []
     results: list[JobResult] = []
     rules = PassRules(asked.sources)
     rules.merge(asked.values)
     try:
         # As a generator of `swarm up`: more wait for each other where the cores are shared.
         threads = config.generator.threads or (None if os.environ.get("OMP_NUM_THREADS") else 1)
-        engine = create_engine(
-            kind, model, revision=revision, device=config.model.device, dtype=config.model.dtype, threads=threads
-        )
+        model = config.model
+        engine = create_engine(kind, model.path, revision=model.revision, device=model.device, dtype=model.dtype, threads=threads)
         await engine.start()
     except EngineError as error:
         raise CommandError(str(error)) from None
+    episodes: Episodes | None = None
     try:
+        episodes = Episodes(engine, config, asked.sources)
         async with ScorerPool.from_config(config.verifier, tasks=asked.sources, workers=1) as scorers:
             await try_rewards(scorers, [spec for spec in asked.sources if worth_trying(spec)], rules)
             size = max(1, _COMPLETIONS_A_CALL.get(engine.name, _MANY_COMPLETIONS) // k)
             with _progress(len(tasks)) as tell:
                 for first in range(0, len(tasks), size):
                     part = tasks[first : first + size]
-                    samples = await engine.generate(prompts[first : first + size], k, params, seed=first)
-                    said = [[each.text for each in of_task] for of_task in samples]
+                    samples = await episodes.sampled(prompted[first : first + size], k, params, seed=first)
+                    said = [[said_by(each) for each in of_task] for of_task in samples]
                     results += await scorers.score(list(zip(part, said, strict=True)))
-                    texts += [text for of_task in said for text in of_task]
+                    answers += [each for of_task in samples for each in of_task]
                     tell(len(results))
-    except (EngineError, SandboxError) as error:
+    except (EngineError, PromptError, SandboxError) as error:
         raise CommandError(str(error)) from None
     finally:
+        if episodes is not None:
+            await episodes.close()
         await engine.close()
     scores = judged_answers(rules, [task.ref for task in tasks], results)
     asked_of = [task for task in tasks for _ in range(k)]
     answered = [
-        Answered(task.ref.dataset, task.text, task.answer, text, *score)
-        for task, text, score in zip(asked_of, texts, scores, strict=True)
+        Answered(task.ref.dataset, task.text, task.answer, transcript(each.turns, each.replies), *score, len(each.turns))
+        for task, each, score in zip(asked_of, answers, scores, strict=True)
     ]
     if all(each.reward is None for each in answered):
         detail = next((result.detail for result in results if result.detail), "did not return in time, or ended its process")

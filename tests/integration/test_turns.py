@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import torch
 from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
 from services.generator.engines.base import SamplingParams, WrongSetting
 from services.generator.engines.openai_engine import OpenAiEngine
@@ -45,6 +46,7 @@ from shared.tasks.evaluation import PassRules
 from shared.tasks.held_out import HeldOut
 from shared.tasks.reference_checks import try_rewards
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
+from swarm_cli.app import app
 from tests.long_forms import FULL
 
 BASE = Path(__file__).resolve().parents[2] / "models" / "base"
@@ -376,3 +378,15 @@ async def test_tools_and_environments_of_the_page_work_as_they_are_printed(tmp_p
             ref = task_ref(spec.dataset, spec.canonical_config, seed=1, index=0)
             (result,) = await pool.run([ScoringJob(ref=ref, texts=[[turn, "I do not know."]])])
             assert result.said == [[reply]]
+
+
+@pytest.mark.slow
+def test_swarm_eval_plays_several_turns_and_counts_them() -> None:
+    model = ["experiments/models/calculator", "--config", "experiments/turns/calculator.toml", "--n", "8", "--k", "4"]
+    found = CliRunner().invoke(app, ["eval", *model, "--answers", "8", "--json"])
+    assert found.exit_code == 0, found.output
+    answers = json.loads(found.stdout)["answers"]
+    assert len(answers) == 32 and {each["turns"] for each in answers} > {1}
+    for each in answers:
+        assert ("[environment]" in each["answer"]) == (each["turns"] > 1)
+        assert not each["passed"] or each["reference"] in each["answer"].splitlines()[-1]
