@@ -18,6 +18,9 @@ groups, and for J foreign ones.
   shares at full speed. A thousand new keys get no more of a batch than one.
 * **Replay**: local groups of earlier batches are added to I and J (`replay`). Nothing waits for
   them, and they never make a batch alone.
+* **Demonstrations**: groups of the roster's nodes whose answers are all right, where
+  `verifier.demonstrations` takes them, are added too (`demonstrations_of`). Nothing waits for them
+  either. Each says this node's own pass rate on its source, above which a reward is an advantage.
 * **Cap**: one node's groups get at most a share (`draws.node_cap`) as soon as other nodes have been
   heard within `max_external_age_s`. The batch does not wait for groups that only the cap excludes;
   otherwise one node's flood would make the trainer wait for the slowest of the others. It has fewer
@@ -38,7 +41,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Literal
@@ -47,7 +50,17 @@ from services.sampler.composition import Composition, ForeignUse, moves, next_co
 from services.sampler.memory import SamplerMemory, replayed
 from services.sampler.pool import Knowledge, PoolEntry
 from services.sampler.strategies import strategy_named
-from services.sampler.strategies.base import Strategy, available, candidates, drawn, local_order, node_cap, part_of, weights_of
+from services.sampler.strategies.base import (
+    Strategy,
+    available,
+    candidates,
+    drawn,
+    in_order,
+    local_order,
+    node_cap,
+    part_of,
+    weights_of,
+)
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition
@@ -121,8 +134,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The groups of the next batch in training order (local, foreign, replayed), and how they were
-    chosen.
+    """The groups of the next batch in training order (local, foreign, demonstrations, replayed),
+    and how they were chosen.
     """
 
     number: int
@@ -152,6 +165,8 @@ class BatchPlan:
     """Local groups of earlier batches that this batch repeats; not part of `local`."""
     pool_replay: int = 0
     """Number of groups that those were drawn from."""
+    demonstrations: Mapping[PoolEntry, float] = field(default_factory=dict)
+    """Demonstrations, with this node's pass rate on their sources; not part of `external`."""
 
 
 def groups_wanted(
@@ -175,6 +190,7 @@ def groups_wanted(
     if not most + spare:
         return 0
     per_batch = most if strategy.prefers is None else math.ceil(most * settings.oversample)
+    external = [entry for entry in external if not entry.demonstration]
     young = [entry for entry in external if entry.age_s(now) <= _SOON_OLD * settings.max_external_age_s]
     mastered = sum(knowledge.pass_record(entry.source).mastered for entry in young)
     lacking = BATCHES_AHEAD * per_batch + spare - (len(young) - mastered)
@@ -233,7 +249,7 @@ class Assembly:
         composition = self._with_last_chances(composition or next_composition(None, settings), own, number)
         everything = list(external)
         young = [entry for entry in everything if entry.age_s(now) <= settings.max_external_age_s]
-        fresh = [entry for entry in young if not knowledge.pass_record(entry.source).mastered]
+        fresh = [entry for entry in young if not (entry.demonstration or knowledge.pass_record(entry.source).mastered)]
         nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= settings.max_external_age_s}
         cap = node_cap(composition.external, settings.max_share_per_node, len(nodes))
         usable = available(fresh, composition.external, cap)
@@ -255,6 +271,7 @@ class Assembly:
         chosen, preference = self._draw(fresh, composition.external, cap, random.Random(seed), knowledge)
         kept = set(map(id, young))
         again = list(replayable)
+        groups = len(filled) + min(len(chosen), composition.external)
         return BatchPlan(
             number=number,
             local=tuple(filled),
@@ -272,6 +289,7 @@ class Assembly:
             preference=preference,
             replayed=tuple(replayed(again, settings.replay, seed)),
             pool_replay=len(again),
+            demonstrations=demonstrations_of(young, groups, settings.max_share_per_node, seed, knowledge),
         )
 
     def _with_last_chances(self, composition: Composition, own: Sequence[PoolEntry], number: int) -> Composition:
@@ -330,6 +348,25 @@ def _relative_weights(
     return {entry.seq: by_seq[entry.seq] for entry in chosen}
 
 
+def demonstrations_of(
+    entries: Iterable[PoolEntry], groups: int, max_share: float, seed: int, knowledge: Knowledge
+) -> dict[PoolEntry, float]:
+    """The demonstrations that join a batch of `groups` others, with this node's pass rate on their
+    sources: at most a quarter of the whole, drawn uniformly, and of one node no more than
+    `max_share` of them while others have some. A source of which this node knows no pass rate, or
+    which it has mastered, has none.
+    """
+    able: dict[PoolEntry, float] = {}
+    for entry in entries:
+        record = knowledge.pass_record(entry.source)
+        if entry.demonstration and not record.mastered and (rate := record.pass_rate) is not None:
+            able[entry] = rate
+    most = groups // 3
+    cap = node_cap(most, max_share, len({entry.node for entry in able}))
+    lots = random.Random(number_from(f"demonstrations {seed}"))
+    return {entry: able[entry] for entry in in_order(lots.sample(list(able), len(able)), most, cap)}
+
+
 def batch_seed(node_seed: int, node_id: str, number: int) -> int:
     """Seed of one batch's draw, below 2**62: different for every node and number, the same in every
     run.
@@ -362,9 +399,10 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
                 staleness=entry.staleness(plan.number) if entry.origin == "local" else None,
                 age_s=min(entry.age_s(now), _LONGEST_S),
                 weight=plan.weights.get(entry.seq) if entry.origin == "external" else None,
+                pass_rate=plan.demonstrations.get(entry),
                 replayed=entry.seq in again,
             )
-            for entry in (*plan.local, *plan.external, *plan.replayed)
+            for entry in (*plan.local, *plan.external, *plan.demonstrations, *plan.replayed)
         ],
         strategy=_explained(plan),
         seed=plan.seed,
@@ -419,19 +457,20 @@ def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted
     """The part of a plan that fits into `room_bytes`.
 
     Replayed groups are left out first, because they were trained on before. Then the largest groups
-    wait, foreign ones before local ones. So nobody can make a node leave out its local groups by
-    sending large ones, and as many of the available groups as possible are trained on.
+    wait: demonstrations, other foreign ones, local ones. So nobody can make a node leave out its
+    local groups by sending large ones, and as many of the available groups as possible are trained
+    on.
 
     Args:
         plan: As drawn.
         sizes: Encoded size of each of its groups, by position, in bytes.
         room_bytes: Largest total size of a batch's groups.
     """
-    entries = (*plan.local, *plan.external)
+    entries = (*plan.local, *plan.external, *plan.demonstrations)
     too_large = tuple(entry for entry in entries if sizes[entry.seq] > room_bytes)
     total = sum(sizes[entry.seq] for entry in (*entries, *plan.replayed))
     waiting: set[int] = set()
-    for group in (plan.replayed, plan.external, plan.local):
+    for group in (plan.replayed, tuple(plan.demonstrations), plan.external, plan.local):
         for entry in sorted(group, key=lambda entry: (-sizes[entry.seq], entry.seq)):
             if total <= room_bytes:
                 break
@@ -441,6 +480,7 @@ def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted
         plan,
         local=tuple(entry for entry in plan.local if entry.seq not in waiting),
         external=tuple(entry for entry in plan.external if entry.seq not in waiting),
+        demonstrations={entry: rate for entry, rate in plan.demonstrations.items() if entry.seq not in waiting},
         replayed=tuple(entry for entry in plan.replayed if entry.seq not in waiting),
     )
     return Fitted(smaller, len(waiting), too_large)

@@ -254,7 +254,7 @@ class SamplerMemory:
 
     def _admit(self, entry: PoolEntry) -> None:
         if entry.origin == "external":
-            if not self._keeps(entry):
+            if not (entry.demonstration or self._keeps(entry)):
                 self._drop("external", "without_advantage")
             elif not self.external.holds_group(entry.group_id):
                 self._evicted(self.external.add(entry))

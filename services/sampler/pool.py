@@ -52,6 +52,8 @@ class PoolEntry:
     token_count: int
     established: bool = True
     """Whether the sender had earned a whole share when the group was accepted."""
+    demonstration: bool = False
+    """Whether it is one (`ScoredGroup.demonstration`)."""
     scorer: str | None = None
     """The scorer that gave its rewards; None: not known."""
 
@@ -93,6 +95,7 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         completions=len(group.completions),
         token_count=sum(completion.token_count for completion in group.completions),
         established=scored.established,
+        demonstration=scored.demonstration,
         scorer=scored.scorer,
     )
 
@@ -216,6 +219,11 @@ class PassRecord:
     passes: float = 0.0
     completions: float = 0.0
     failed_groups: int = 0
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Share of completions that passed; None without any."""
+        return min(1.0, self.passes / self.completions) if self.completions else None
 
     @property
     def mastered(self) -> bool:

@@ -97,6 +97,7 @@ class Figures:
             buckets=ACK_BUCKETS_S,
             registry=registry,
         )
+        self._sources.labels("demonstration")
         for origin in _ORIGINS:
             for family in (self._sources, self._pool, self._age):
                 family.labels(origin)
@@ -117,6 +118,7 @@ class Figures:
                 self._age.labels(origin).observe(entry.age_s(now_s))
         for entry in plan.local:
             self._lag.observe(entry.staleness(plan.number))
+        self._sources.labels("demonstration").inc(len(plan.demonstrations))
         self._replayed.inc(len(plan.replayed))
         self._build.observe(seconds)
 

@@ -199,7 +199,7 @@ class SamplerService:
         """Append the planned batch; False if a payload is gone and the batch must be planned
         again."""
         started = time.monotonic()
-        payloads = await self._scored.payloads((*plan.local, *plan.external, *plan.replayed))
+        payloads = await self._scored.payloads((*plan.local, *plan.external, *plan.demonstrations, *plan.replayed))
         present = {seq: scored for seq, scored in payloads.items() if scored is not None}
         if len(present) < len(payloads):
             for gone in payloads.keys() - present.keys():
@@ -212,7 +212,7 @@ class SamplerService:
         plan = smaller
         now = self._clock()
         sharing = after_batch(loaded.sharing, self._settings, loaded.memory.own, foreign_use(plan, now), self._news.evaluation)
-        state = loaded.memory.take((*plan.local, *plan.external), plan.aged, sharing, plan.mastered)
+        state = loaded.memory.take((*plan.local, *plan.external, *plan.demonstrations), plan.aged, sharing, plan.mastered)
         batch = compose(plan, present, state, now)
         try:
             seq = await self._batches.append(batch, loaded.after_seq)
@@ -235,6 +235,7 @@ class SamplerService:
             policy_version=plan.number - 1,
             local=len(plan.local),
             external=len(plan.external),
+            demonstrations=len(plan.demonstrations),
             replayed=len(plan.replayed),
             shortage=plan.shortage,
             strategy=batch.strategy,

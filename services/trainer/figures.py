@@ -129,7 +129,7 @@ class TrainerGauges:
             "swarm_trainer_groups_total",
             "Groups of the steps, with an advantage or not.",
             "origin",
-            ("local", "external"),
+            ("local", "external", "demonstration"),
         )
         self.zero_advantage = counter(
             "swarm_trainer_zero_advantage_groups_total", "Groups whose rewards are all equal: no advantage."
@@ -205,6 +205,7 @@ class TrainerGauges:
         self.tokens.inc(record.tokens)
         self.groups.labels("local").inc(record.groups_local)
         self.groups.labels("external").inc(record.groups_external)
+        self.groups.labels("demonstration").inc(record.groups_demonstrated)
         for reason, count in record.skipped.items():
             self.skipped.labels(reason).inc(count)
         for origin, reward in (("local", record.reward_local), ("external", record.reward_external)):

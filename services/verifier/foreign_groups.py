@@ -28,6 +28,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, ScoredGroup, rollout_id_of
 from shared.contracts.wire import MessageError
+from shared.rewards import is_informative
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import CROWDED_OUT, JobResult, ScorerPool, ScoringJob
 from shared.tasks.verifiers import VerifierChoice
@@ -338,6 +339,7 @@ class ForeignStore:
         log: Log,
     ) -> None:
         self._rewards = rewards
+        self._takes_demonstrations = config.verifier.demonstrations
         self._choice = VerifierChoice(config.tasks)
         self._id = config.node.id
         self._node = node
@@ -417,6 +419,7 @@ class ForeignStore:
             swarm_seq=candidate.seq,
             swarm_stored_at=candidate.stored_at_s,
             scorer=self._rewards.rules.scorer(group.task.ref),
+            demonstration=self._takes_demonstrations and bool(passed) and all(passed or ()) and not is_informative(rewards),
         )
         if (turns := self._choice.turns_for(group.task.ref)) is not None:
             scored = with_replies(scored, result, turns)

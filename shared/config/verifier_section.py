@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shared.config.node_sections import ProcessConfig
 from shared.config.section import Section
@@ -110,12 +110,26 @@ class VerifierSection(Section):
         description="File with the nkey seed that all replicas sign shared groups with; empty: node.nk in the run's folder, "
         "created there if missing.",
     )
+    demonstrations: bool = Field(
+        False,
+        description="Train on groups of the roster's nodes whose answers are all right: at most a quarter of a batch, each answer "
+        "with its reward minus this node's own pass rate. Needs trust = roster.",
+    )
     newcomer_groups: int = Field(
         32,
         ge=0,
         le=1_000_000,
         description="Accepted groups after which a key has earned a whole share. 0: at once.",
     )
+
+    @model_validator(mode="after")
+    def _demonstrators_are_known(self) -> VerifierSection:
+        if self.demonstrations and self.trust != "roster":
+            raise ValueError(
+                "demonstrations needs trust = roster, because a demonstration teaches whatever its sender wrote: name the senders "
+                "in a roster, or set demonstrations = false"
+            )
+        return self
 
     @property
     def foreign_workers(self) -> int:

@@ -309,6 +309,10 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     parts: Annotated[
         dict[PlainText, Annotated[list[Reward | None], Meta(max_length=MAX_COMPLETIONS)]], Meta(max_length=MAX_REWARD_PARTS)
     ] = {}
+    demonstration: bool = False
+    """For a foreign group: all its answers pass, its sender is in the roster, and this node takes
+    demonstrations (`verifier.demonstrations`).
+    """
     replies: Annotated[list[Replies], Meta(max_length=MAX_COMPLETIONS)] | UnsetType = UNSET
     """What the source's environment said to the turns of each answer, as this node derived it."""
     tools: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] | UnsetType = UNSET
@@ -339,6 +343,10 @@ class BatchItem(Message, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
     """The group's weight in the draw divided by the pool's mean weight; None for local groups and
     for strategies without weights.
+    """
+    pass_rate: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    """Of a demonstration: this node's own pass rate on its source, above which a reward is an
+    advantage; None for other groups.
     """
     replayed: bool = False
     """A local group that was also in an earlier batch (`sampler.replay`); its staleness may exceed

@@ -208,6 +208,8 @@ def why(batch: Batch, item: BatchItem) -> str:
     """Why this group is in the batch, as far as the batch says."""
     if item.replayed:
         return "replayed"
+    if item.pass_rate is not None:
+        return f"a demonstration: a reward counts as far as it is above the local pass rate, {item.pass_rate:.2f}"
     if item.scored.origin == "local":
         return "the next group of this node"
     drawn = f"drawn by {batch.strategy}"

@@ -139,6 +139,25 @@ async def test_a_roster_admits_only_the_listed_and_is_followed_while_running(nat
         await until(lambda: alpha.status.get("accepted") == 3)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_right_answers_alone_are_a_demonstration_only_of_the_rosters_nodes_and_only_where_wanted(
+    nats_server: MakeServer, tmp_path: Path, wanted: bool
+) -> None:
+    roster = tmp_path / "roster.txt"
+    keys = {name: SigningKey(new_seed()) for name in ("teacher", "stranger")}
+    write_roster(roster, {"teacher": RosterEntry("teacher", keys["teacher"].public_key)})
+    config = configured("alpha", nats_server().url, tmp_path, trust="roster", roster_file=roster, demonstrations=wanted)
+    async with verifier(config) as alpha:
+        assert alpha.swarm is not None
+        for index in range(2):
+            right = str(group("teacher", index).task.answer)
+            await share(alpha.swarm, keys["teacher"], "teacher", index, [right, right if index else "wrong"])
+        await share(alpha.swarm, keys["stranger"], "stranger", 0, [str(group("stranger", 0).task.answer)] * 2)
+        await until(lambda: alpha.status.get("accepted") == 2 and alpha.status.get("refused_unknown_key") == 1)
+        found = {each.group.draw: each.demonstration for each in await scored(alpha.node, "alpha")}
+        assert found == {0: False, 1: wanted}
+
+
 async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobody_there(
     nats_server: MakeServer, tmp_path: Path
 ) -> None:

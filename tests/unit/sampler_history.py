@@ -110,7 +110,7 @@ class History:
         self.read()
         decision = self.decide()
         if isinstance(decision, BatchPlan):
-            chosen = (*decision.local, *decision.external)
+            chosen = (*decision.local, *decision.external, *decision.demonstrations)
             taken = foreign_use(decision, self.now)
             self.sharing = after_batch(self.sharing, self.moving, self.memory.own, taken, self.evaluation)
             state = self.memory.take(chosen, decision.aged, self.sharing, decision.mastered)

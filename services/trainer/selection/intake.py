@@ -97,9 +97,10 @@ class IntakeRecord:
     """The part of a step's record that its intake knows.
 
     reward_local: this node's mean reward of its local groups' completions, sampled by its own
-    policy; reward_external: its reward for other nodes' completions; reward_replayed: for those of
-    the `groups_replayed` local groups that were trained on again (`sampler.replay`), which
-    `groups_local`, `reward_local` and `staleness_*` leave out. None where the batch had none.
+    policy; reward_external: its reward for other nodes' completions, without those of the
+    `groups_demonstrated` demonstrations, which `groups_external` leaves out too; reward_replayed:
+    for those of the `groups_replayed` local groups that were trained on again (`sampler.replay`),
+    which `groups_local`, `reward_local` and `staleness_*` leave out. None where the batch had none.
     staleness_*: policy versions, over local groups. foreign_answers_of: foreign answers trained on,
     by node. over_budget_of: whose groups among `skipped` were left out for their cost.
     behaviour_share, reencoded_share: shares of the groups taken in. alike_of: local groups whose
@@ -113,6 +114,7 @@ class IntakeRecord:
     groups_local: int
     groups_external: int
     groups_replayed: int = 0
+    groups_demonstrated: int = 0
     groups_zero_advantage: int
     alike_of: dict[str, int] = field(default_factory=dict)
     cut_off_share: float | None = None
@@ -140,7 +142,8 @@ class Intake:
     rewards_external, rewards_replayed: of every completion of the groups trained on. skipped_of:
     why each group was left out, by its id. dropped_of: the same for single answers of groups
     trained on, by group id and index, with their advantage. staleness, staleness_replayed: of the
-    batch's local groups, where known.
+    batch's local groups, where known. demonstrations: ids of those of `groups` that are some; they
+    do not count as external.
     """
 
     groups: list[TokenGroup]
@@ -162,6 +165,7 @@ class Intake:
     dropped_of: dict[str, dict[int, Dropped]] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     staleness_replayed: list[int] = field(default_factory=list)
+    demonstrations: frozenset[str] = frozenset()
 
     @property
     def foreign_answers_of(self) -> Counter[str]:
@@ -174,7 +178,7 @@ class Intake:
 
     def record(self) -> IntakeRecord:
         """The part of the step's record."""
-        taken = max(1, self.local + self.external + self.replayed)
+        taken = max(1, self.local + self.external + self.replayed + len(self.demonstrations))
         return IntakeRecord(
             reward_local=mean_of(self.rewards_local),
             reward_external=mean_of(self.rewards_external),
@@ -182,6 +186,7 @@ class Intake:
             groups_local=self.local,
             groups_external=self.external,
             groups_replayed=self.replayed,
+            groups_demonstrated=len(self.demonstrations),
             groups_zero_advantage=self.zero_advantage,
             alike_of=dict(sorted(self.alike_of.items())),
             cut_off_share=self.cut_off / len(self.rewards_local) if self.rewards_local else None,
@@ -202,6 +207,8 @@ class _Taken:
     scored: ScoredGroup
     tokens: GroupTokens
     replayed: bool
+    pass_rate: float | None
+    """Of a demonstration (`BatchItem.pass_rate`)."""
 
     @property
     def is_local(self) -> bool:
@@ -211,6 +218,11 @@ class _Taken:
     def is_fresh(self) -> bool:
         """Say whether the group is local and was in no earlier batch."""
         return self.is_local and not self.replayed
+
+    @property
+    def is_external(self) -> bool:
+        """Say whether the group is foreign and no demonstration."""
+        return not self.is_local and self.pass_rate is None
 
     @property
     def cost(self) -> PassCost:
@@ -244,7 +256,7 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
 
     for item in batch.items:
         try:
-            readable.append(_Taken(item.scored, _tokens_of(item.scored, rules), item.replayed))
+            readable.append(_Taken(item.scored, _tokens_of(item.scored, rules), item.replayed, item.pass_rate))
         except SkippedGroup as bad:
             skip(item.scored, bad.reason)
     dropped = over_budget([each.cost for each in readable], rules.usual_tokens, rules.foreign_cost_factor)
@@ -270,7 +282,7 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
         groups=[group if share == 1.0 else replace(group, share=share) for group, share in zip(groups, shares, strict=True)],
         authors=[(each.scored.group.node, each.scored.group_id) for each in taken],
         local=sum(each.is_fresh for each in taken),
-        external=sum(not each.is_local for each in taken),
+        external=sum(each.is_external for each in taken),
         with_behaviour=sum(all(logprobs is not None for logprobs in each.tokens.behaviour_logprobs) for each in taken),
         reencoded=sum(each.tokens.reencoded for each in taken),
         zero_advantage=sum(not any(of_group) for of_group in advantages),
@@ -278,7 +290,7 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
         alike_of=Counter(kind for each in taken if each.is_fresh and (kind := _alike(each.scored))),
         cut_off=sum(_cut_off(each.scored) for each in taken if each.is_fresh),
         rewards_local=[reward for each in taken if each.is_fresh for reward in each.scored.rewards],
-        rewards_external=[reward for each in taken if not each.is_local for reward in each.scored.rewards],
+        rewards_external=[reward for each in taken if each.is_external for reward in each.scored.rewards],
         replayed=sum(each.replayed for each in taken),
         rewards_replayed=[reward for each in taken if each.replayed for reward in each.scored.rewards],
         over_budget_of=Counter(readable[index].scored.group.node for index in dropped),
@@ -286,6 +298,7 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
         dropped_of=dropped_of,
         staleness=_staleness(batch, replayed=False),
         staleness_replayed=_staleness(batch, replayed=True),
+        demonstrations=frozenset(each.scored.group_id for each in taken if each.pass_rate is not None),
     )
 
 
@@ -299,18 +312,25 @@ def _staleness(batch: Batch, *, replayed: bool) -> list[int]:
 
 def _advantages(taken: Sequence[_Taken], rules: IntakeRules) -> list[list[float]]:
     """One number per completion. In a foreign group, answers without tokens have 0 and are not part
-    of the others' baseline.
+    of the others' baseline. In a demonstration, an answer has what its reward is above this node's
+    own pass rate, and at least 0.
     """
     counted = [
         list(range(len(each.scored.rewards))) if each.is_local else answers_present(each.tokens.completions) for each in taken
     ]
     found = batch_advantages(
-        [[each.scored.rewards[index] for index in indices] for each, indices in zip(taken, counted, strict=True)], rules.advantages
+        [
+            [each.scored.rewards[index] for index in indices] if each.pass_rate is None else []
+            for each, indices in zip(taken, counted, strict=True)
+        ],
+        rules.advantages,
     )
     bound = rules.max_foreign_advantage
     advantages = []
     for each, indices, of_group in zip(taken, counted, found, strict=True):
         whole = [0.0] * len(each.scored.rewards)
+        if each.pass_rate is not None:
+            of_group = [max(0.0, each.scored.rewards[index] - each.pass_rate) for index in indices]
         for index, advantage in zip(indices, of_group, strict=True):
             whole[index] = advantage if each.is_local else max(-bound, min(bound, advantage))
         advantages.append(whole)

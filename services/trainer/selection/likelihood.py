@@ -20,7 +20,7 @@ from services.trainer.gradient.update import BatchLogprobs, KnownLogprobs, Updat
 from services.trainer.parallel import ALONE, Parallel
 from services.trainer.selection.intake import Intake, IntakeRules, take_in
 from shared.config.trainer_section import TrainerSection
-from shared.contracts.messages import Batch, Preference, source_name
+from shared.contracts.messages import Batch, BatchItem, Preference, source_name
 from shared.seeds import number_from
 
 # A verifier judges the answer at the end, not the text that leads to it, so a node can wrap a right
@@ -83,11 +83,16 @@ def drop_absurd(
 
 
 def groups_to_check(intake: Intake, config: UpdateConfig, rules: AbsurdTextRules, batch_seed: int) -> list[int]:
-    """Indexes in `intake.groups` of the foreign groups that are checked."""
+    """Indexes in `intake.groups` of the foreign groups that are checked. Demonstrations are not:
+    what a person or a larger model writes is unlikely text.
+    """
     return [
         index
         for index, (group, (_, group_id)) in enumerate(zip(intake.groups, intake.authors, strict=True))
-        if not group.is_local and config.takes_part(group) and _chance(batch_seed, group_id) < rules.fraction
+        if not group.is_local
+        and group_id not in intake.demonstrations
+        and config.takes_part(group)
+        and _chance(batch_seed, group_id) < rules.fraction
     ]
 
 
@@ -232,10 +237,14 @@ def prefer(
 
 def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
     """The foreign groups that `prefer` chooses from; None if there is nothing to choose."""
-    candidates = [item for item in batch.items if item.scored.origin == "external"]
+    candidates = [item for item in batch.items if _is_candidate(item)]
     if batch.preference is None or not candidates:
         return None
     return take_in(msgspec.structs.replace(batch, items=candidates), rules)
+
+
+def _is_candidate(item: BatchItem) -> bool:
+    return item.scored.origin == "external" and item.pass_rate is None
 
 
 def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs, usually_repeated: float = 0.0) -> Preferred:
@@ -244,7 +253,7 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs, usually_repe
     """
     preference = batch.preference
     assert preference is not None
-    items = [item.scored for item in batch.items if item.scored.origin == "external"]
+    items = [item.scored for item in batch.items if _is_candidate(item)]
     rated = {
         group_id: (text_logprob(group, of_group), gives_already(group, of_group), repeats_itself(group, usually_repeated))
         for group, (_, group_id), of_group in zip(taken.groups, taken.authors, logprobs, strict=True)
@@ -265,7 +274,7 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs, usually_repe
     kept = {items[index].group_id for index in chosen}
     return Preferred(
         batch=msgspec.structs.replace(
-            batch, items=[item for item in batch.items if item.scored.origin == "local" or item.scored.group_id in kept]
+            batch, items=[item for item in batch.items if not _is_candidate(item) or item.scored.group_id in kept]
         ),
         left_out=len(items) - len(chosen),
         mastered_of=Counter(scored.group.node for scored, (_, mastered, _) in zip(items, found, strict=True) if mastered),
