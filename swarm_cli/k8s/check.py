@@ -2,9 +2,9 @@
 nothing else names in time.
 
 A server-side dry run says what the API server refuses. Events of pods and claims name missing
-entries, labels, taints and volumes that cannot be made, and `swarm k8s secrets` names what is wrong
-with keys and certificates. None of that is repeated here. The only program used is `kubectl`, and
-only to read.
+Secrets and ConfigMaps, labels, taints, GPUs that no machine has and volumes that cannot be made,
+and `swarm k8s secrets` names what is wrong with keys and certificates. None of that is repeated
+here. The only program used is `kubectl`, and only to read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from swarm_cli.config_checks import objective_problem
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s.overlay import MAX_CHARS, NODE_LABEL, File, Object, Overlay, Variable, Workload, probed_ports, quantity
-from swarm_cli.k8s.secret_objects import ACCOUNTS, SIGNING, expected
 from swarm_cli.task_probe import TaskProbe
 
 TIMEOUT_S = 30.0
@@ -63,9 +62,9 @@ class Cluster:
     """A cluster, as far as it was read."""
 
     names: Mapping[str, set[str]]
-    """By kind, without the contents: a Secret's are not asked for."""
+    """Of the classes, by kind."""
     objects: Mapping[str, Sequence[Object]]
-    """By kind: machines, quotas, storage classes, and the pods that answer DNS."""
+    """By kind: quotas, storage classes, and the pods that answer DNS."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """For each kind that could not be read, why; rules do not judge it."""
 
@@ -219,11 +218,9 @@ def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[tuple[str, st
 def cluster_findings(overlay: Overlay, cluster: Cluster) -> list[Finding]:
     """The findings of all rules about an overlay and a cluster."""
     return [
-        *_missing_objects(overlay, cluster),
         *_missing_classes(overlay, cluster),
         *_refused_by_quotas(overlay, cluster),
-        *_without_gpus(overlay, cluster),
-        *_storage(overlay, cluster),
+        *_network_storage(overlay, cluster),
         *_unreachable_dns(overlay, cluster),
         *(
             Finding(False, f"{kind} could not be read ({why}), so they were not checked", "ask for the right to list them")
@@ -232,36 +229,6 @@ def cluster_findings(overlay: Overlay, cluster: Cluster) -> list[Finding]:
     ]
 
 
-def _missing_objects(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Secrets and ConfigMaps that pods need and nobody made, grouped by their remedy."""
-    references = overlay.references()
-    of_cert_manager = {("Secret", each["spec"].get("secretName")) for each in overlay.with_kind("Certificate")}
-    made = {(each.kind, each.name) for each in expected(overlay.nodes())}
-    by_hand = {f"{HUB}-keys", HUB, *(f"{node}-swarm" for node in overlay.nodes())}
-    if ("ConfigMap", HUB) in references:
-        by_hand.add(ACCOUNTS)
-    if ("Secret", ACCOUNTS) not in references:  # its servers know no users, and `swarm k8s secrets` makes much that is not needed
-        by_hand |= {f"{node}-{SIGNING}" for node in overlay.nodes()}
-    together: dict[tuple[str, str], list[str]] = {}
-    for kind, name in references - of_cert_manager:
-        kinds = _KINDS[kind]
-        if kinds in cluster.unread or name in cluster.names[kinds]:
-            continue
-        if name in by_hand:
-            remedy = 'make it by hand (docs/kubernetes-change.md, "Join from outside the cluster")'
-        elif (kind, name) in made:
-            remedy = "run `swarm k8s secrets --nodes ... | kubectl apply --server-side --filename -`"
-        else:
-            remedy = f"nothing in Swarm makes it: make it with `kubectl -n {overlay.namespace} create`"
-        together.setdefault((kind, remedy), []).append(name)
-    for (kind, remedy), names in sorted(together.items()):
-        what = f"{kind} {names[0]} is" if len(names) == 1 else f"{kind}s {listed(names)} are"
-        yield Finding(True, f"{what} missing, and pods that need {'it' if len(names) == 1 else 'them'} do not start", remedy)
-
-
-HUB = "nats-hub"
-"""The ConfigMap with the authority of a hub, which only leaf servers mount."""
-_KINDS = {"Secret": "secrets", "ConfigMap": "configmaps"}
 _CLASSES = (
     (
         "RuntimeClass",
@@ -305,21 +272,6 @@ def _refused_by_quotas(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
                 yield Finding(True, what, "have it raised, or remove nodes from the overlay")
 
 
-GPU = "nvidia.com/gpu"
-
-
-def _without_gpus(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Pods that ask for more GPUs than any machine has."""
-    machines = cluster.objects.get("nodes")
-    if machines is None:
-        return
-    most = max((quantity(each["status"].get("allocatable", {}).get(GPU, "0")) for each in machines), default=0.0)
-    if lacking := [each.name for each in overlay.workloads() if each.replicas > 0 and each.requests()[GPU] > most]:
-        offer = f"no machine offers more than {most:g} {GPU}" if most else f"no machine offers {GPU}"
-        remedy = "ask for less in the node's kustomization.yaml, or add machines with NVIDIA's device plugin or GPU operator"
-        yield Finding(True, f"{offer}, and pods of {listed(lacking)} stay Pending", remedy)
-
-
 _NETWORK_FILES = {
     "efs.csi.aws.com",
     "file.csi.azure.com",
@@ -331,33 +283,21 @@ _NETWORK_FILES = {
 }
 
 
-def _storage(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Classes that do not exist, for claims that do not either; and a network file system for NATS,
-    which is slow and unsafe on one and does not say so.
-    """
+def _network_storage(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """A network file system for NATS, which is slow and unsafe on one and does not say so."""
     if (listed_classes := cluster.objects.get("storageclasses")) is None:
         return
-    classes = {each["metadata"]["name"]: each for each in listed_classes}
+    provisioners = {each["metadata"]["name"]: each["provisioner"] for each in listed_classes}
     is_default = "storageclass.kubernetes.io/is-default-class"
-    default = next(
-        (name for name, each in classes.items() if (each["metadata"].get("annotations") or {}).get(is_default) == "true"), ""
-    )
-    there = cluster.names.get("persistentvolumeclaims", set())
-    absent: dict[str, list[str]] = {}
+    default = ""
+    for each in listed_classes:
+        if (each["metadata"].get("annotations") or {}).get(is_default) == "true":
+            default = each["metadata"]["name"]
     for claim, named in overlay.storage_classes().items():
         name = named or default
-        if name not in classes and not there & {claim, f"{claim}-0"}:
-            absent.setdefault(name, []).append(claim)
-        elif claim.endswith("-nats") and name in classes and classes[name]["provisioner"] in _NETWORK_FILES:
-            what = f"{claim} would be on {name} ({classes[name]['provisioner']}), a network file system"
+        if claim.endswith("-nats") and (provisioner := provisioners.get(name)) in _NETWORK_FILES:
+            what = f"{claim} would be on {name} ({provisioner}), a network file system"
             yield Finding(False, what, "give NATS fast local or block storage")
-    for name, claims in absent.items():
-        what = (
-            f"storage class {name} of {listed(claims)} does not exist"
-            if name
-            else f"no default storage class, for {listed(claims)}"
-        )
-        yield Finding(True, what, f"choose one that does: {listed(classes) or 'none'}")
 
 
 _NAMESPACE = "kubernetes.io/metadata.name"
@@ -420,14 +360,13 @@ def read_cluster(namespace: str, context: str) -> Cluster:
     names: dict[str, set[str]] = {}
     objects: dict[str, list[Object]] = {}
     unread: dict[str, str] = {}
-    for kind in ("secrets", "configmaps", "persistentvolumeclaims", "runtimeclasses", "priorityclasses"):
-        done = _kubectl("get", kind, "--namespace", namespace, "--output", "name", *where)
+    for kind in ("runtimeclasses", "priorityclasses"):
+        done = _kubectl("get", kind, "--output", "name", *where)
         if done.returncode == 0:
             names[kind] = {line.rpartition("/")[2] for line in done.stdout.split()}
         else:
             unread[kind] = _said(done)
     for kind, *question in (
-        ("nodes", "nodes"),
         ("resourcequotas", "resourcequotas", "--namespace", namespace),
         ("storageclasses", "storageclasses"),
         *((_DNS, "pods", "--all-namespaces", "--selector", label) for label in _DNS_LABELS),

@@ -1,4 +1,4 @@
-"""A rendered overlay: the objects that its pods need, and the environment, files and probes of its
+"""A rendered overlay: what its pods reserve, and the environment, files and probes of its
 containers.
 
 Somebody else may have made the YAML: a hundred kilobytes with aliases of aliases stand for more
@@ -61,26 +61,6 @@ class Workload:
             asked = {**resources.get("limits", {}), **resources.get("requests", {})}
             total.update({name: quantity(amount) for name, amount in asked.items()})
         return total
-
-    def references(self) -> Iterator[tuple[str, str]]:
-        """Kind and name of each Secret and ConfigMap that the pod cannot start without."""
-        sources = [source for each in self.containers for source in each.get("envFrom", [])]
-        sources += [entry.get("valueFrom", {}) for each in self.containers for entry in each.get("env", [])]
-        for volume in self.pod.get("volumes", []):
-            sources += [volume, *volume.get("projected", {}).get("sources", [])]
-        for source in sources:
-            for name, kind in _REFERENCES:
-                said = source.get(name)
-                if said and not said.get("optional"):
-                    yield kind, said.get("secretName") or said["name"]
-        for each in self.pod.get("imagePullSecrets", []):
-            yield "Secret", each["name"]
-
-
-_REFERENCES = (
-    *(("secret", "Secret"), ("secretRef", "Secret"), ("secretKeyRef", "Secret")),
-    *(("configMap", "ConfigMap"), ("configMapRef", "ConfigMap"), ("configMapKeyRef", "ConfigMap")),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +139,6 @@ class Overlay:
             templates = each["spec"].get("volumeClaimTemplates", [])
             claims += [(f"{one['metadata']['name']}-{each['metadata']['name']}", one["spec"]) for one in templates]
         return {name: spec.get("storageClassName") or "" for name, spec in claims}
-
-    def references(self) -> set[tuple[str, str]]:
-        """Kind and name of the Secrets and ConfigMaps that pods need but the overlay lacks."""
-        own = {(each["kind"], each["metadata"]["name"]) for each in self.objects}
-        return {each for workload in self.workloads() for each in workload.references()} - own
 
     def variables(self, workload: Workload, container: Object) -> dict[str, Variable]:
         """The environment as far as the overlay tells it. Of a value in a Secret only that it is an

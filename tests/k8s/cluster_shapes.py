@@ -12,17 +12,6 @@ Listed = dict[str, list[Object]]
 """The objects of a cluster, by the plural of their kind."""
 
 
-def machine(name: str, gpus: int) -> Object:
-    offered = {"cpu": "47920m", "memory": "401834392Ki", "pods": "110", "ephemeral-storage": "95491281146"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": {"kubernetes.io/arch": "amd64", "kubernetes.io/hostname": name}},
-        "spec": {"podCIDR": "10.244.0.0/24", "providerID": f"example://{name}"},
-        "status": {"allocatable": offered | ({"nvidia.com/gpu": str(gpus)} if gpus else {})},
-    }
-
-
 def quota(name: str, **hard: str) -> Object:
     """Names with dots and slashes come as ** of a dict."""
     return {"kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
@@ -57,11 +46,9 @@ def dns_pod(namespace: str = "kube-system", *, host_network: bool = False, local
 
 
 def fitting() -> Listed:
-    """A cluster that the cluster overlay fits, without its Secrets."""
+    """A cluster that the cluster overlay fits."""
     return {
-        "nodes": [machine("gpu-0", 4), machine("cpu-0", 0)],
         "resourcequotas": [],
-        "persistentvolumeclaims": [],
         "runtimeclasses": [],
         "storageclasses": [storage_class("disks", "ebs.csi.aws.com", default=True), storage_class("files", "nfs.csi.k8s.io")],
         "priorityclasses": [named("PriorityClass", "system-cluster-critical", value=2000000000)],

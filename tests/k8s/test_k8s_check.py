@@ -20,12 +20,9 @@ from typer.testing import CliRunner
 from swarm_cli.app import app
 from swarm_cli.k8s.check import Cluster, cluster_findings, image_findings
 from swarm_cli.k8s.overlay import Overlay, quantity
-from swarm_cli.k8s.secret_objects import expected
 from tests import forked
-from tests.k8s.cluster_shapes import Listed, dns_pod, machine, named, quota
-from tests.k8s.manifests import REPOSITORY, kubernetes_pages, kustomize, pod_of, render, workloads
-
-BY_HAND = 'make it by hand (docs/kubernetes-change.md, "Join from outside the cluster")'
+from tests.k8s.cluster_shapes import Listed, dns_pod, named, quota
+from tests.k8s.manifests import REPOSITORY, kustomize, render
 
 
 def overlay_of(variant: str) -> list[dict[str, Any]]:
@@ -38,28 +35,8 @@ def told(listed: Listed, variant: str = "cluster", objects: list[dict[str, Any]]
     return [str(each) for each in cluster_findings(Overlay(objects or overlay_of(variant)), cluster)]
 
 
-def without_secrets(listed: Listed) -> None:
-    listed["secrets"] = [each for each in listed["secrets"] if not each["metadata"]["name"].startswith("beta-")]
-
-
-def without_roster(listed: Listed) -> None:
-    listed["configmaps"] = [each for each in listed["configmaps"] if each["metadata"]["name"] != "swarm-roster"]
-
-
 def network_files(listed: Listed) -> None:
     listed["storageclasses"][0]["provisioner"] = "nfs.csi.k8s.io"
-
-
-def no_default_class(listed: Listed) -> None:
-    listed["storageclasses"][0]["metadata"]["annotations"] = {}
-
-
-def no_plugin(listed: Listed) -> None:
-    listed["nodes"] = [machine("cpu-0", 0)]
-
-
-def small_machines(listed: Listed) -> None:
-    listed["nodes"] = [machine(f"gpu-{index}", 2) for index in range(8)]
 
 
 def small_quota(listed: Listed) -> None:
@@ -81,12 +58,7 @@ def cloud_dns(listed: Listed) -> None:
 @pytest.mark.parametrize(
     ("change", "stops", "words"),
     [
-        (without_secrets, True, ["Secrets beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
-        (without_roster, True, ["ConfigMap swarm-roster is missing", "swarm k8s secrets --nodes"]),
         (network_files, False, ["data-nats would be on disks (nfs.csi.k8s.io)"]),
-        (no_default_class, True, ["no default storage class", "data-nats", "choose one that does: disks, files"]),
-        (no_plugin, True, ["no machine offers nvidia.com/gpu", "alpha-generator", "stay Pending", "device plugin"]),
-        (small_machines, True, ["no machine offers more than 2 nvidia.com/gpu, and pods of gamma-trainer stay"]),
         (small_quota, True, ["ResourceQuota team allows 8 requests.nvidia.com/gpu and the overlay asks for 12"]),
         (dns_elsewhere, True, ["DNS is in the namespace networking", "default-deny.yaml"]),
         (dns_on_machines, True, ["DNS answers at 169.254.25.10"]),
@@ -115,39 +87,9 @@ def test_a_missing_runtime_class_or_priority_class_is_told_with_the_workloads_wi
 
 
 def test_of_kinds_that_could_not_be_read_nothing_is_said_but_that(cluster: Listed) -> None:
-    why = 'secrets is forbidden: User "dev" cannot list resource "secrets"'
-    del cluster["secrets"], cluster["runtimeclasses"], cluster["nodes"], cluster["storageclasses"]
-    unread = {"runtimeclasses": "forbidden", "nodes": "forbidden", "storageclasses": "forbidden"}
-    lines = told(cluster, "cluster-gpu-operator", secrets=why, **unread)
-    assert len(lines) == 4 and all(line.startswith("note") and "could not be read" in line for line in lines), lines
-
-
-def test_secrets_for_a_hub_elsewhere_are_made_by_hand_and_the_others_by_swarm_k8s_secrets(cluster: Listed) -> None:
-    cluster["secrets"] = cluster["configmaps"] = []
-    (line,) = told(cluster, "joined")
-    assert line.startswith("stops  Secrets delta-signing, delta-swarm are missing") and line.endswith(BY_HAND)
-    assert "## Join from outside the cluster\n" in kubernetes_pages()
-    cluster["secrets"] = [named("Secret", name) for name in ("delta-signing", "delta-swarm")]
-    assert told(cluster, "joined") == []
-    cluster["secrets"] = []
-    lines = told(cluster, "joined-leaf")
-    by_hand = [line for line in lines if line.endswith(BY_HAND)]
-    assert "nats-accounts, nats-hub-keys are missing" in by_hand[1] and "ConfigMap nats-hub is missing" in by_hand[0]
-    made = {each.name for each in expected(["delta"])}
-    for line in lines:
-        if line not in by_hand:
-            names = line.split("  ")[1].split(" ", 1)[1].split(" and ")[0].split(" is missing")[0].split(", ")
-            assert set(names) <= made and "swarm k8s secrets --nodes" in line, line
-
-
-def test_a_claim_that_exists_is_not_judged_by_its_class(cluster: Listed) -> None:
-    objects = overlay_of("cluster")
-    (nats,) = [each for each in objects if each["kind"] == "StatefulSet" and each["metadata"]["name"] == "nats"]
-    nats["spec"]["volumeClaimTemplates"][0]["spec"]["storageClassName"] = "fast"
-    (line,) = told(cluster, objects=objects)
-    assert line.startswith("stops  storage class fast of data-nats does not exist")
-    cluster["persistentvolumeclaims"] = [named("PersistentVolumeClaim", "data-nats-0")]
-    assert told(cluster, objects=objects) == []
+    del cluster["runtimeclasses"], cluster["storageclasses"]
+    lines = told(cluster, "cluster-gpu-operator", runtimeclasses="forbidden", storageclasses="forbidden")
+    assert len(lines) == 2 and all(line.startswith("note") and "could not be read" in line for line in lines), lines
 
 
 def test_quantities_are_kubernetes_own() -> None:
@@ -155,22 +97,6 @@ def test_quantities_are_kubernetes_own() -> None:
     assert {text: quantity(text) for text in said} == said
     with pytest.raises(ValueError, match="not a quantity"):
         quantity("8 GiB")
-
-
-def test_an_object_that_nothing_in_swarm_makes_is_told_as_such(cluster: Listed) -> None:
-    objects = overlay_of("cluster")
-    reads = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tracker", "key": "token"}}}
-    pod_of(workloads(objects)[0])["containers"][0].setdefault("env", []).append(reads)
-    pod_of(workloads(objects)[1])["imagePullSecrets"] = [{"name": "swarm-registry"}]
-    (line,) = told(cluster, objects=objects)
-    assert line.startswith("stops  Secrets swarm-registry, tracker are missing") and "nothing in Swarm makes it" in line
-    reads["valueFrom"] = {"secretKeyRef": {"name": "tracker", "key": "token", "optional": True}}
-    assert "tracker" not in told(cluster, objects=objects)[0]
-
-
-def test_secrets_that_cert_manager_makes_are_not_missing(cluster: Listed) -> None:
-    cluster["secrets"] = [each for each in cluster["secrets"] if each["metadata"]["name"] != "nats-server-tls"]
-    assert told(cluster, "cluster-cert-manager") == []
 
 
 @pytest.mark.parametrize("image", ["registry.invalid/set-by-make-images/swarm@sha256:" + "4" * 64, "swarm@sha256:" + "0" * 64])
@@ -201,7 +127,6 @@ elif words[0] == "get":
         sys.exit(f'Error from server (Forbidden): {{kind}} is forbidden: User "dev" cannot list resource "{{kind}}"')
     if "name" in words:
         sys.exit(print(*(f"{{kind}}/" + each["metadata"]["name"] for each in told[kind]), sep="\\n"))
-    assert kind != "secrets", "their contents are nothing to ask for"
     items = [] if "daemonset-dns" in " ".join(words) else told[kind]
     print(json.dumps({{"apiVersion": "v1", "kind": "List", "items": items}}))
 else:
@@ -224,15 +149,15 @@ def run(folder: Path, listed: Listed | dict[str, Any], *arguments: str) -> subpr
 
 @pytest.mark.slow
 def test_the_command_renders_asks_the_cluster_and_ends_with_1_if_anything_stops(cluster: Listed, tmp_path: Path) -> None:
-    """Before anything is set up: no images, and Secrets that this user may not list."""
-    del cluster["secrets"]
-    without_roster(cluster)
+    """Before anything is set up: no images, and storage classes that this user may not list."""
+    del cluster["storageclasses"]
+    small_quota(cluster)
     done = run(tmp_path, cluster | {"serverVersion": {"minor": "33+", "major": "1"}}, "k8s/overlays/cluster")
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["stops", "stops", "note"], lines
-    assert "no image is named yet" in lines[0] and "ConfigMap swarm-roster is missing" in lines[1]
-    assert "secrets could not be read" in lines[2] and "cannot list resource" in lines[2]
+    assert "no image is named yet" in lines[0] and "ResourceQuota team allows" in lines[1]
+    assert "storageclasses could not be read" in lines[2] and "cannot list resource" in lines[2]
     assert "k8s/overlays/cluster on trial: 2 of 3 findings would stop it" in done.stderr
 
 
