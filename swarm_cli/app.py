@@ -80,8 +80,6 @@ def build(only: str = "") -> typer.Typer:
     """
     import typer
 
-    from swarm_cli.console import Command
-
     built = typer.Typer(
         rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
         name="swarm",
@@ -104,17 +102,13 @@ def build(only: str = "") -> typer.Typer:
                 built.command(
                     name=name,
                     hidden=name in HIDDEN,
-                    cls=Command,
                     rich_help_panel=heading,
                     short_help=_first_sentence(command.__doc__ or ""),
                 )(command)
     for heading, groups in GROUPS.items():
         for name, where in groups.items():
             if _wanted(name, only):
-                group = _found(where)
-                for each in group.registered_commands:
-                    each.cls = Command
-                built.add_typer(group, rich_help_panel=heading)
+                built.add_typer(_found(where), rich_help_panel=heading)
     return built
 
 

@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
 
 from shared.text import visible, visible_lines
 
@@ -86,30 +85,3 @@ def show_table(table: Table, console: Console | None = None) -> None:
 def cell(text: str, limit: int = CELL_CHARACTERS) -> Text:
     """A table's cell with text of unknown origin."""
     return Text(visible(text, limit))
-
-
-class Command(TyperCommand):
-    """A command that says which option a stray word may belong to."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """As click does, but name the options that take a value. Fails with a usage error."""
-        ctx.allow_extra_args = True
-        rest = super().parse_args(ctx, args)
-        if ctx.args and not ctx.resilient_parsing:
-            ctx.fail(f"Got unexpected extra argument(s) ({' '.join(ctx.args)}).{_meant_option(ctx, ctx.args[0])}")
-        return rest
-
-
-def _meant_option(ctx: typer.Context, word: str) -> str:
-    """Name the options that take a value, with the likeliest for `word` as an example; empty if
-    there are none.
-    """
-    options = [each for each in ctx.command.params if each.param_type_name == "option" and not getattr(each, "is_flag", False)]
-    if not options:
-        return ""
-    names = [each.opts[0] for each in options]
-    ending = "url" if "://" in word else "config" if word.endswith(".toml") else ""
-    is_number = word.lstrip("-").replace(".", "", 1).isdigit()
-    alike = [each.opts[0] for each in options if (getattr(each, "bare_type", str) in (int, float)) == is_number]
-    first = next((name for name in names if ending and name.endswith(ending)), (alike or names)[0])
-    return f" A value follows its option ({', '.join(names)}): {ctx.command_path} {first} {word}"

@@ -10,7 +10,7 @@ from rich.table import Table
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from swarm_cli.app import app, build
+from swarm_cli.app import app
 from swarm_cli.console import show_table
 
 
@@ -52,22 +52,6 @@ def test_usage_lines_call_arguments_as_the_pages_do_in_capitals() -> None:
     }
     assert arguments["trace", "rollout_id"] == "GROUP" and arguments["restart", "service"] == "SERVICE"
     assert {name: shown for name, shown in arguments.items() if shown != shown.upper() or shown == "NONE"} == {}
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (("dlq", "list", "alpha"), "swarm dlq list --node alpha"),
-        (("dlq", "list", "nats://127.0.0.1:4222"), "swarm dlq list --node-url nats://127.0.0.1:4222"),
-        (("config", "check", "node.toml"), "swarm config check --config node.toml"),
-        (("dashboard", "8090"), "swarm dashboard --port 8090"),
-        (("eval", "models/base", "node.toml"), "swarm eval --config node.toml"),
-    ],
-)
-def test_a_word_without_its_option_is_refused_with_the_option_that_it_may_belong_to(words: tuple[str, ...], meant: str) -> None:
-    result = CliRunner().invoke(build(words[0]), list(words), prog_name="swarm", env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
-    assert result.exit_code == 2
-    assert meant in result.output and meant.split()[-2] in result.output.partition("option (")[2]
 
 
 def test_a_table_in_a_pipe_has_no_line_longer_than_its_own_text(
