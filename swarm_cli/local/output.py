@@ -59,7 +59,7 @@ class Output:
             self._log.info("%s %s | %s", at, name, line)
         if self._gone:
             return
-        # The progress table has its own time column and needs the width.
+        # The progress has its own time column and needs the width.
         text = line if name == VIEW else f"{self._coloured(name, f'{at} {name:<{self._width}} |')} {line}"
         try:
             self._queue.put_nowait(text.encode(errors="backslashreplace") + b"\n")

@@ -216,12 +216,12 @@ class NodeState:
         of = f", {newest.n} of {newest.n + newest.unknown} known" if newest.unknown else ", newest unknown" if self.unscored else ""
         return f"{newest} @{newest.policy_version}{of}{'' if self.signed else ' unsigned'}"
 
-    def total(self, role: str, figure: StatusFigure | FamilyFigure, since: float = 0.0) -> float:
-        """Sum of a counter over all replicas that have reported in the node's current life and
-        since `since` (Unix time). So the restart of a process does not lower it, and after a start
-        of the whole node nothing is left of its last life.
+    def total(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
+        """Sum of a counter over all replicas that have reported in the node's current life. So the
+        restart of a process does not lower it, and after a start of the whole node nothing is left
+        of its last life.
         """
-        return sum(status.figures.get(figure, 0.0) for status in self._reported_since(role, since))
+        return sum(status.figures.get(figure, 0.0) for status in self._current_statuses(role))
 
     def figure(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
         """Newest value of a gauge; 0 if it was never reported."""
@@ -244,8 +244,8 @@ class NodeState:
             until = max(until, status.updated_at)
         return began
 
-    def _reported_since(self, role: str, since: float = 0.0) -> list[ServiceStatus]:
-        begun = max(since, self.life_began)
+    def _current_statuses(self, role: str) -> list[ServiceStatus]:
+        begun = max(self.begun, self.life_began)
         return [status for status in self.roles(role) if status.updated_at >= begun]
 
     # Who holds the name.
@@ -480,12 +480,12 @@ class NodeState:
         counts = self._by_label(self.alive("verifier"), FigureFamily.MOSTLY_REFUSED)
         return max(counts, key=lambda reason: counts[reason], default="")
 
-    def refusals(self, since: float = 0.0) -> str:
+    def refusals(self) -> str:
         """The two most frequent reasons for refusals, such as `4,000 surplus (never examined), 300
-        repeated`; empty if nothing was refused in this life and since `since`. Surplus is nobody's
-        fault and must not hide the reason for the rest.
+        repeated`; empty if nothing was refused in this life. Surplus is nobody's fault and must not
+        hide the reason for the rest.
         """
-        counts = self._by_label(self._reported_since("verifier", since), FigureFamily.REFUSED)
+        counts = self._by_label(self._current_statuses("verifier"), FigureFamily.REFUSED)
         most = sorted((name for name, count in counts.items() if count > 0), key=lambda name: -counts[name])[:2]
         return ", ".join(f"{int(counts[name]):,} {visible(name, 40)}{UNEXAMINED.get(name, '')}" for name in most)
 

@@ -1,5 +1,5 @@
-"""The progress of `swarm up`, a process that the Procfile starts: it prints a line a node every few
-seconds, and ends a run that has a number of steps.
+"""The progress of `swarm up`, a process that the Procfile starts: it prints every few seconds how
+far each node is, in the words of `swarm status`, and ends a run that has a number of steps.
 
 Lines are plain, without cursor movement, because honcho puts a prefix before each.
 """
@@ -8,90 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from shared.config import NodeConfig, load_config
-from shared.contracts.status_figures import StatusFigure
-from shared.run_records import EVAL_SETS_FILE, METRICS_FILE, read_jsonl
+from shared.run_records import EVAL_SETS_FILE, read_jsonl
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.console import count
 from swarm_cli.errors import checked_node
+from swarm_cli.observe.node_lines import node_lines
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import advice, folder_here, next_commands, server_trouble
-from swarm_cli.observe.run_files import newest_step
 from swarm_cli.observe.snapshot import take_snapshot
-from swarm_cli.observe.step_rate import StepRate
+from swarm_cli.observe.step_rate import StepRates
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import running_since
 from swarm_cli.target import Target, where_runs_are
 
-_GROUPS = {"made": 6, "shared": 7, "taken": 6, "refused": 8}
-_ROW = {"step": 6, "steps/min": 10, "reward": 7, "held-out": 9, "(base)": 7, **_GROUPS, "stale": 6}
-_SUMMARY = {"steps": 6, "held-out": 10, "base": 8, "gain": 8, "tasks": 7, **_GROUPS}
-"""Names of the columns after that of the node, with their widths."""
-
-
-def _columns(widths: Mapping[str, int], cells: Iterable[str]) -> str:
-    """Cells side by side, each aligned to the right, and never without a space before it: one as
-    wide as its column or wider takes room from the next.
-    """
-    line, end = "", 0
-    for width, cell in zip(widths.values(), cells, strict=True):
-        end += width
-        line += " " + cell.rjust(end - len(line) - 1)
-    return line
-
-
-HEADER = f"{'time':>7}  {'node':<9}{_columns(_ROW, _ROW)}  state"
-SUMMARY_HEADER = f"{'node':<9}{_columns(_SUMMARY, _SUMMARY)}"
-LEGEND = (
-    "reward: mean over the newest step's local groups; held-out: pass rate on tasks never trained on\n"
-    "(r: mean reward, as no pass is defined; ?: most answers have no known reward), (base): that of the\n"
-    "base policy; made, shared, taken, refused: rollout groups since each service started, updated every\n"
-    "2 s (so shared may be ahead of made); stale: policy versions between sampling and use"
-)
-LINE_CHARACTERS = 100
-STATE_CHARACTERS = 80
-HEADER_EVERY = 10
 CONNECT_S = 5.0
 FINAL_EVALUATION_S = 180.0
 """How long to wait for the last evaluation before the run ends without it."""
 
 
-def row_lines(node: NodeState, elapsed_s: float, since: float = 0.0, newest: Mapping[str, Any] | None = None) -> list[str]:
-    """A node's line under `HEADER`, with a second line if the state is too long for the first.
-
-    Args:
-        elapsed_s: Seconds since the run was started.
-        since: Unix time. Processes that have not reported since are of an earlier start of the run.
-        newest: The record of the newest step since; the row is of that step.
+def row_lines(node: NodeState, elapsed_s: float) -> list[str]:
+    """The lines of a node: of one that runs well without what its processes do, of one that starts
+    without the groups that it has not made yet. elapsed_s: since the run was started.
     """
-    newest = newest or {"step": node.step}
-    cells = (
-        str(newest["step"]), _number(node.seen_rate, ".1f"), _number(newest.get("reward_local"), ".3f"), _newest(node),
-        str(node.comparison.base or "–"), *_groups(node, since), _number(newest.get("staleness_mean"), ".2f"),
-    )  # fmt: skip
-    figures = f"{_clock(elapsed_s):>7}  {visible(node.node):<9}{_columns(_ROW, cells)}"
-    words = visible("; ".join(filter(None, (node.words, _refused(node, since)))), STATE_CHARACTERS)
-    line = f"{figures}  {words}"
-    return [line] if len(line) <= LINE_CHARACTERS else [figures, f"{'':>9}{words}"]
-
-
-def shown_step(line: dict[str, Any], node: NodeState, since: float) -> dict[str, Any]:
-    """The record's newest line if its step is of this start and the trainer still has it; else {}.
-    A trainer that lost its newest checkpoint takes the steps after the one before it again.
-    """
-    step, written_at = line.get("step"), line.get("time") or 0.0
-    if not isinstance(step, int) or written_at < since:
-        return {}
-    taken_back = any(step > node.step and written_at < status.started_at for status in node.roles("trainer")[:1])
-    return {} if taken_back else line
+    head, *rest = (line.plain for line in node_lines(node))
+    shown = rest[-1:] if node.kind == "starting" else rest[:1] if node.health in ("good", "rest") else rest
+    return [f"{_clock(elapsed_s):>7}  {head}", *(f"{'':>7}{line}" for line in shown)]
 
 
 def steps_done(nodes: Sequence[NodeState], steps: int) -> bool:
@@ -113,48 +63,10 @@ def evaluations_done(nodes: Sequence[NodeState], steps: int) -> bool:
     )
 
 
-def summary(nodes: Sequence[NodeState], since: float = 0.0, *, went_on: bool = False) -> list[str]:
-    """The closing table. The verdicts that follow say why a score is a mean reward, or has no base.
-    went_on: whether the run was started before, under the same name."""
-    lines = [SUMMARY_HEADER]
-    for node in nodes:
-        newest, compared = node.newest_score, node.comparison
-        tasks = "0" if newest is None else f"{newest.n} of {newest.n + newest.unknown}" if newest.unknown else str(newest.n)
-        cells = (
-            str(node.step), _newest(node), str(compared.base or "–"), _number(compared.gain, "+.3f"), tasks, *_groups(node, since),
-        )  # fmt: skip
-        lines.append(f"{visible(node.node):<9}{_columns(_SUMMARY, cells)}")
-    lines += [f"{visible(node.node)}: {words}" for node in nodes if (words := _refused(node, since))]
-    if went_on:
-        lines.append("(made, shared, taken, refused: since this start; shared may include groups made before it)")
-    return lines
-
-
-def _refused(node: NodeState, since: float) -> str:
-    reasons = node.refusals(since)
-    return f"refused: {reasons}" if reasons else ""
-
-
-def _newest(node: NodeState) -> str:
-    newest = node.newest_score
-    return "unknown" if node.unscored else "–" if newest is None else f"{newest}{'?' if newest.unknown > newest.n else ''}"
-
-
-def _groups(node: NodeState, since: float) -> list[str]:
-    """Groups made, shared, taken in and refused."""
-    made = node.total("generator", StatusFigure.GROUPS_GENERATED, since)
-    verified = (StatusFigure.SHARED, StatusFigure.ACCEPTED, StatusFigure.REFUSED)
-    return [f"{total:.0f}" for total in (made, *(node.total("verifier", figure, since) for figure in verified))]
-
-
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def progress(
@@ -162,7 +74,7 @@ def progress(
         list[str] | None, typer.Argument(metavar="NODE", help="Nodes to show.  [default: the configuration's node]")
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="End when all have taken this many steps.  [default: trainer.max_steps]")] = 0,
-    every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between tables.")] = 5.0,
+    every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 5.0,
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG]")] = None,
 ) -> None:
     """Show nodes' progress, line by line; with a number of steps, end when all nodes have taken
@@ -180,7 +92,7 @@ def progress(
 
 
 class ProgressView:
-    """One progress view: what it shows, and what it remembers between tables."""
+    """One progress view: what it shows, and what it remembers between looks."""
 
     def __init__(self, config: NodeConfig, nodes: Sequence[str], steps: int, every_s: float) -> None:
         self._config = config
@@ -188,36 +100,29 @@ class ProgressView:
         self._steps = steps
         self._every_s = every_s
         self._run_dir = config.node.var_dir / "runs" / config.node.run
-        self._rates = {node: StepRate() for node in nodes}
-        self._newest: dict[str, dict[str, Any]] = {}
-        self._went_on = any((self._run_dir / node / METRICS_FILE).is_file() for node in nodes)
+        self._rates = StepRates()
         # Not this view's own start: it is started again when a node is added, or after a crash.
         now = time.time()
         self._since = min(running_since(self._run_dir) or now, now)
         self._began = time.monotonic() - (now - self._since)
 
     async def run(self) -> None:
-        """Print tables. Ends by itself only with a number of steps, and then not before the last
+        """Print lines. Ends by itself only with a number of steps, and then not before the last
         policy is evaluated, because its held-out score is the run's result. Waits for that at most
         `_patience_s`.
         """
-        for line in LEGEND.splitlines():
-            _say(line)
-        tables, heard_at, steps_done_at = 0, time.monotonic(), None
+        heard_at, steps_done_at = time.monotonic(), None
         while True:
             await asyncio.sleep(self._every_s)
             nodes = await self._read(heard_at)
             if nodes is None:
                 continue
             heard_at = time.monotonic()
-            if tables % HEADER_EVERY == 0:
-                _say(HEADER)
             for node in nodes:
-                for line in row_lines(node, heard_at - self._began, self._since, self._newest[node.node]):
+                for line in row_lines(node, heard_at - self._began):
                     _say(line)
             for line in await asyncio.to_thread(self._remedies, nodes):
                 _say(line)
-            tables += 1
             if self._steps and steps_done(nodes, self._steps):
                 steps_done_at = steps_done_at or heard_at
                 waited_s = heard_at - steps_done_at
@@ -235,18 +140,9 @@ class ProgressView:
             silent_s = time.monotonic() - heard_at
             _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({error})")
             return None
-        for node in found:
-            self._newest[node.node] = shown_step(newest_step(self._run_dir / node.node), node, self._since)
         # What another run left under a node's name is none of this run's progress.
         nodes = [node if node.run in ("", run) else NodeState(node.node, at=node.at) for node in found]
-        return [
-            replace(
-                node,
-                begun=self._since,
-                seen_rate=self._rates[node.node].update(line["time"], line["step"]) if (line := self._newest[node.node]) else None,
-            )
-            for node in nodes
-        ]
+        return [self._rates.rated(replace(node, begun=self._since)) for node in nodes]
 
     def _remedies(self, nodes: Sequence[NodeState]) -> list[str]:
         run = self._run_dir.name if running_since(self._run_dir) is not None else ""
@@ -276,7 +172,7 @@ class ProgressView:
         _say(f"all nodes have taken {count(self._steps, 'step')}, {minutes:.1f} minutes after this start")
         if not complete:
             _say(f"the last policy was not evaluated within {self._patience_s():.0f} s: see generator.log")
-        for line in summary(nodes, self._since, went_on=self._went_on):
+        for line in (line.plain for node in nodes for line in node_lines(node)):
             _say(line)
         for line in run_verdicts(self._run_dir, self._names):
             _say(line)

@@ -17,7 +17,7 @@ from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.observe.node_lines import findings
 from swarm_cli.observe.node_state import NodeState, duration
-from swarm_cli.observe.progress import HEADER, evaluations_done, row_lines, shown_step, steps_done, summary
+from swarm_cli.observe.progress import evaluations_done, row_lines, steps_done
 from swarm_cli.observe.remedies import unanswered
 from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import SwarmState, held_out_history, node_state
@@ -133,9 +133,8 @@ def test_a_run_that_goes_on_shows_none_of_the_groups_of_its_last_life() -> None:
     assert view(3, statuses=before).total("generator", "groups_generated") == 40, "an ended run has what it made"
     again = view(3, statuses=(before[0], lived("trainer", 20, 1)))
     assert again.total("generator", "groups_generated") == 0, "its generator has not reported yet"
-    assert view(3, statuses=before).total("generator", "groups_generated", since=NOW - 30) == 0
-    text, *_ = row_lines(view(3, statuses=before), 2.0, NOW - 30)
-    assert text[: HEADER.index("made") + len("made")].endswith("     0")
+    begun = replace(view(3, statuses=before), begun=NOW - 30)
+    assert begun.total("generator", "groups_generated") == 0, "the run was started since"
     replaced = view(3, statuses=(*before, lived("generator", 70, 1, "r2", groups_generated=2)))
     assert replaced.total("generator", "groups_generated") == 42, "a new replica goes on with its node's count"
 
@@ -201,11 +200,10 @@ def test_a_time_that_is_yet_to_come_by_another_clock_is_never_negative() -> None
     assert ", 0 seconds ago: " in RunEnd("stopped", NOW + 236.0).sentence("one", NOW)
 
 
-def test_a_row_and_the_summary_name_the_reason_for_most_refusals() -> None:
+def test_a_row_names_the_reason_for_most_refusals() -> None:
     refused = status("verifier", refused=160.0, refused_repeated=120.0, refused_stale=40.0)
     row = view(12, statuses=(*(status(role) for role in ROLES if role != "verifier"), refused), rate=7.5)
-    assert row_lines(row, 65.0)[-1].strip().endswith("working; refused: 120 repeated, 40 stale")
-    assert "alpha: refused: 120 repeated, 40 stale" in summary([row])
+    assert "refused 160: 120 repeated, 40 stale" in row_lines(row, 65.0)[1]
 
 
 def test_a_run_is_done_when_the_slowest_node_has_taken_and_published_its_steps() -> None:
@@ -265,12 +263,6 @@ def test_the_step_rate_begins_anew_with_steps_that_are_taken_again_and_with_a_ne
     assert [rate.update(*each, started_at=8000.0) for each in ((9000.0, 61), (9010.0, 62))] == [None, 6.0]
 
 
-def test_a_row_marks_a_score_of_few_of_the_answers() -> None:
-    few, most = (replace(view(5, evaluated=5), evaluation=None, scores=(Evaluation(5, 0.5, n, unknown=16 - n),)) for n in (7, 9))
-    assert "0.500?" in row_lines(few, 65.0)[0] and "0.500?" not in row_lines(most, 65.0)[0]
-    assert "0.500?" in summary([few])[1]
-
-
 def all_unknown(step: int = 0, **verifier: float) -> NodeState:
     """A node whose trainer waits for groups, with these figures of its verifier."""
     states = {"generator": "generating", "trainer": FIRST_GROUPS}
@@ -284,7 +276,7 @@ def test_a_node_none_of_whose_rewards_is_known_is_not_starting_in_any_view() -> 
     words = "no group scored: all 1,533 rewards are unknown (raised, timeout)"
     assert (unknown.kind, unknown.health, unknown.words, unknown.trouble) == ("running", "warn", words, [words])
     assert findings(unknown) == [words], "the count of unknown rewards is not told twice"
-    assert words in row_lines(unknown, 65.0)[1]
+    assert words in row_lines(unknown, 65.0)[-1]
     swarm = SwarmState(NOW, (unknown,))
     assert as_object(swarm)["nodes"]["alpha"]["trouble"] == [words]
     told = swarm_object(swarm, RecentGroups())
@@ -301,39 +293,14 @@ def test_a_node_some_of_whose_rewards_are_known_is_starting_until_its_first_step
     assert not all_unknown(unknown_rewards_raised=4.0).none_scored, "on record are no scored groups"
 
 
-def test_no_two_columns_of_a_row_or_of_the_summary_touch() -> None:
-    wide = (Evaluation(0, None, 16, mean_reward=-1234.5678), Evaluation(5, None, 16, mean_reward=-1234.5678))
-    node = replace(view(5, statuses=tuple(status(role) for role in ROLES)), scores=wide)
-    row, *_ = row_lines(node, 65.0)
-    assert row.split()[2:10] == ["5", "–", "–", "-1234.568r", "-1234.568r", "0", "0", "0"]
-    assert row[: HEADER.index("taken") + len("taken")].endswith(" 0"), "what is too wide takes room from its neighbours alone"
-    some = replace(node, scores=(Evaluation(0, 0.5, 1600), Evaluation(5, 0.5, 1000, unknown=600)))
-    assert summary([node])[1].split()[1:4] == ["5", "-1234.568r", "-1234.568r"]
-    assert summary([some])[1].split()[5:8] == ["1000", "of", "1600"]
-
-
-def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> None:
-    statuses = (*(status(role) for role in ROLES), status("trainer", replica="r2", age_s=0.5, reward_local=0.111))
-    newest = {"step": 11, "reward_local": 0.625, "staleness_mean": 0.25}
-    (text,) = row_lines(view(12, evaluated=10, statuses=statuses, rate=7.5), 65.0, newest=newest)
-    assert text.split()[2] == "11", "the reward is of the step in its row"
-    assert len(text) <= 100
-    assert text.startswith("   1:05  alpha")
-    columns = HEADER[: HEADER.index("state")]
-    for name, value in (("held-out", "0.500"), ("(base)", "0.100"), ("steps/min", "7.5"), ("reward", "0.625"), ("stale", "0.25")):
-        end = columns.index(name) + len(name)
-        assert text[:end].endswith(value), name
-
-
-def test_a_long_state_stands_in_a_line_of_its_own_so_that_all_fit_100_columns() -> None:
-    row = view(12, evaluated=10, statuses=tuple(status(role) for role in ROLES[:2]), rate=7.5)
-    figures, words = row_lines(row, 65.0, newest={"step": 12, "staleness_mean": 0.25})
-    assert words == f"         no word from {ROLES[2]}, {ROLES[3]}" and max(len(figures), len(words), len(HEADER)) <= 100
-
-
-def test_the_summary_shows_the_gain_over_the_base_policy() -> None:
-    (_, line) = summary([view(30, evaluated=30)])
-    assert line.split()[:6] == ["alpha", "30", "0.500", "0.100", "+0.400", "200"]
+def test_a_row_is_the_nodes_line_of_status_with_the_time_and_what_is_wrong_below_it() -> None:
+    statuses = tuple(status(role, reward_local=0.625) if role == "trainer" else status(role) for role in ROLES)
+    well = view(12, evaluated=10, statuses=statuses, rate=7.5)
+    head, groups = row_lines(well, 65.0)
+    assert head.split()[:5] == ["1:05", "alpha", "●", "running", "step"] and "held-out 0.500 @10 base 0.100 +0.400" in head
+    assert "reward 0.625" in groups
+    *_, third = row_lines(view(12, evaluated=10, statuses=statuses[:2]), 65.0)
+    assert third.strip().startswith(f"no word from {ROLES[2]}, {ROLES[3]}")
 
 
 def test_a_base_score_is_by_the_measure_of_the_newest_or_left_out() -> None:
@@ -341,34 +308,7 @@ def test_a_base_score_is_by_the_measure_of_the_newest_or_left_out() -> None:
     ids = {"held_out": "a" * 64, "scorer": "b" * 64}
     base = Evaluation(0, 0.45, 20, mean_reward=0.225, pass_rule="c" * 64, **ids)
     by_reward = replace(view(30), scores=(base, Evaluation(30, None, 20, mean_reward=0.225, **ids)))
-    assert summary([by_reward])[1].split()[2:6] == ["0.225r", "0.225r", "+0.000", "20"]
-    assert row_lines(by_reward, 65.0)[0].split()[5:7] == ["0.225r", "0.225r"]
+    assert "held-out 0.225r @30 base 0.225r +0.000" in row_lines(by_reward, 65.0)[0]
     for changed in ({"scorer": "d" * 64}, {"held_out": "d" * 64}):
-        node = replace(view(30), scores=(base, Evaluation(30, 0.5, 20, **{**ids, **changed})))
-        _, line = summary([node])
-        assert line.split()[2:6] == ["0.500", "–", "–", "20"], "the verdict says why"
-        assert row_lines(node, 65.0)[0].split()[5:7] == ["0.500", "–"]
-
-
-def test_the_summary_says_of_how_many_answers_a_score_is() -> None:
-    (_, line, *_) = summary([replace(view(30), scores=(Evaluation(0, 0.5, 6, unknown=4), Evaluation(30, 0.5, 4, unknown=6)))])
-    assert "4 of 10" in line
-
-
-def test_the_summary_of_a_run_that_went_on_says_which_figures_are_only_of_its_last_start() -> None:
-    rows = [view(30, evaluated=30)]
-    *table, note = summary(rows, went_on=True)
-    assert table == summary(rows) and note.startswith("(made, shared, taken, refused: since this start;")
-
-
-def test_after_a_lost_checkpoint_the_row_is_of_the_step_resumed_at_until_a_new_one_is_taken() -> None:
-    """The record goes on to step 8, of which the trainer that was started again has nothing."""
-    recorded = {"step": 8, "time": NOW - 150, "reward_local": 0.5}
-    resumed = view(4, statuses=(status("trainer", step=4.0),))  # started at NOW - 100
-    assert shown_step(recorded, resumed, NOW - 600) == {}
-    assert row_lines(resumed, 65.0, newest=shown_step(recorded, resumed, NOW - 600))[0].split()[2] == "4"
-    again = {"step": 5, "time": NOW - 50}
-    assert shown_step(again, resumed, NOW - 600) == again, "written a moment before the status that tells of it"
-    whole = view(8, statuses=(status("trainer", step=8.0),))
-    assert shown_step(recorded, whole, NOW - 600) == recorded, "a restart that lost nothing keeps its figures"
-    assert shown_step(recorded, whole, NOW - 120) == {} == shown_step({}, whole, 0.0)
+        head, *_ = row_lines(replace(view(30), scores=(base, Evaluation(30, 0.5, 20, **{**ids, **changed}))), 65.0)
+        assert "held-out 0.500 @30" in head and "base" not in head, "the verdict says why"

@@ -36,7 +36,7 @@ from swarm_cli.dashboard.server import PAGE
 from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluation_log import directory
 from swarm_cli.observe.node_state import NodeState, StreamFill
-from swarm_cli.observe.progress import row_lines, summary
+from swarm_cli.observe.progress import row_lines
 from swarm_cli.observe.snapshot import SwarmState, chosen, held_out_history, node_state
 from swarm_cli.observe.status import as_object, show
 from swarm_cli.observe.top import screen
@@ -194,7 +194,7 @@ def test_status_top_and_the_progress_view_print_any_text_as_text_and_never_raise
     console.print(screen(snapshot, height=height, headline="nats://here", notice=notice))
     assert all(cell_len(line) <= width for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
     show(snapshot, console)
-    lines = [*(line for node in snapshot.nodes for line in row_lines(node, 1.0)), *summary(snapshot.nodes)]
+    lines = [line for node in snapshot.nodes for line in row_lines(node, 1.0)]
     assert all("\n" not in line for line in lines)
     shown = console.file.getvalue() + "\n".join(lines)  # type: ignore[attr-defined]
     assert not any(map(acts, shown.replace("\n", ""))), [c for c in shown if acts(c)]
