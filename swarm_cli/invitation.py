@@ -8,13 +8,9 @@ import hashlib
 import json
 import os
 import re
-import socket
 import sys
-import threading
-import time
 import unicodedata
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -22,7 +18,6 @@ from shared.contracts.codec import decode_foreign, encode
 from shared.contracts.wire import Count, DatasetName, Message, MessageError, NodeId, PlainText, SchemaVersion, Seconds, SwarmId
 from shared.identity.keys import is_public_key, is_seed
 from shared.roles import OPERATOR, WATCH
-from shared.text import error_text, visible
 from swarm_cli.errors import CommandError
 
 PLAIN, SECRET = "swarm1", "swarm1-secret"
@@ -235,33 +230,3 @@ def given_invitation(text: str) -> Invitation:
         return read_token(text)
     except TokenError as error:
         raise CommandError(str(error)) from None
-
-
-_PORT = 4222
-
-
-def silent(urls: str, within_s: float) -> list[str]:
-    """A phrase for each server in `urls`, separated by commas, that takes no connection, such as
-    `nats://hub:4222 (Name or service not known)`. Takes `within_s` at most.
-    """
-    servers = [url.strip() for url in urls.split(",")]
-    why: dict[str, str] = {}
-    # Resolving a name has no time limit; a thread that still waits for it ends with the process.
-    tries = [threading.Thread(target=_try, args=(server, within_s, why), daemon=True) for server in servers]
-    for each in tries:
-        each.start()
-    give_up_at = time.monotonic() + within_s
-    for each in tries:
-        each.join(max(0.0, give_up_at - time.monotonic()))
-    told = ((server, why.get(server, f"no answer within {within_s:g} s")) for server in servers)
-    return [f"{visible(server)} ({reason})" for server, reason in told if reason]
-
-
-def _try(server: str, within_s: float, why: dict[str, str]) -> None:
-    at = urlsplit(server)
-    try:
-        socket.create_connection((at.hostname or "", at.port or _PORT), within_s).close()
-    except OSError as error:
-        why[server] = error_text(error)
-    else:
-        why[server] = ""

@@ -25,7 +25,7 @@ from shared.version import VERSION
 from swarm_cli.chosen_config import LOOPBACK, ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.invitation import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, silent, write_token
+from swarm_cli.invitation import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
 from swarm_cli.runs import RunNote, read_note, runs_of_this_user
 from swarm_cli.target import only_run
 
@@ -50,8 +50,8 @@ def invite(
     """Print a token with which `swarm join` joins this swarm, or `swarm status --token` looks at
     it.
 
-    Without --node and --observer it holds no secret. If no server answers at the address, standard
-    error says so; the exit code is still 0, because a hub may be started after its tokens are made.
+    Without --node and --observer it holds no secret. The hub may be started after its tokens are
+    made; `swarm join --check` says whether it answers.
     """
     if node and observer:
         raise CommandError("--node makes a token for a newcomer, --observer one for spectators: give one of the two")
@@ -81,7 +81,7 @@ def invite(
     except TokenError as error:
         raise CommandError(f"no token can be made: {error}") from None
     typer.echo(token)
-    for line in [*_remarks(chosen, node, observer, address), *_nobody_there(address)]:
+    for line in _remarks(chosen, node, observer, address):
         note(line)
 
 
@@ -212,18 +212,6 @@ def _credential(node: str, observer: bool, folder: Path) -> Credential | None:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"key file {path} cannot be read ({error_text(error)}): let this user read it") from None
-
-
-def _nobody_there(address: str) -> list[str]:
-    """Warn that no server of the token answers. Some of several may be away."""
-    if not (away := silent(address, LOOK_S)):
-        return []
-    return [
-        f"nobody answers at {', '.join(away)}: check the address (--url) and that the server runs; until then the token, which "
-        "is printed all the same, leads nowhere"
-        if len(away) == len(address.split(","))
-        else f"nobody answers at {', '.join(away)}; the token's other servers answer"
-    ]
 
 
 def _remarks(config: VerifierConfig, node: str, observer: bool, address: str) -> list[str]:

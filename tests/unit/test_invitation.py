@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -326,22 +325,10 @@ def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_b
 
 
 @pytest.mark.slow
-def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() -> None:
+def test_invite_prints_a_token_for_a_server_that_is_not_there_yet() -> None:
     """The hub may be started after its tokens are made, so the exit code is 0 (`run`)."""
-    with socket.socket() as here, socket.socket() as closed:
-        here.bind(("127.0.0.1", 0))
-        here.listen()
-        closed.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
-        answers, refuses = (f"tls://127.0.0.1:{each.getsockname()[1]}" for each in (here, closed))
-        assert "nobody answers" not in run("--url", answers)[1]
-        token, told = run("--url", refuses)
-        assert read_token(token).url == refuses
-        assert f"nobody answers at {refuses} (Connection refused): check the address (--url)" in told
-        token, told = run("--url", f"{answers},{refuses}")
-        assert f"nobody answers at {refuses} (Connection refused); the token's other servers answer" in told
-    told = run("--url", "nats://no-such-host.invalid")[1]
-    assert "nobody answers at nats://no-such-host.invalid (" in told and "Errno" not in told
-    assert "the token names the swarm 'swarm', the default" in told
+    token, told = run("--url", "nats://no-such-host.invalid")
+    assert read_token(token).url == "nats://no-such-host.invalid" and "the token names the swarm 'swarm', the default" in told
 
 
 @pytest.mark.parametrize(
