@@ -33,7 +33,6 @@ COMMANDS = {
         "plot": "swarm_cli.observe.plot:plot",
         "down": "swarm_cli.local.control:down",
         "restart": "swarm_cli.local.control:restart",
-        "add": "swarm_cli.local.control:add",
         "progress": "swarm_cli.observe.progress:progress",
     },
     OTHERS: {

@@ -181,7 +181,7 @@ class Newcomer:
                 os.environ,
                 ends_by_steps=steps > 0,
                 log_file=run_folder / "up.log",
-                beside=lambda supervisor: answering(run_folder, ControlHandler(supervisor, layout).answer),
+                beside=lambda supervisor: answering(run_folder, ControlHandler(supervisor).answer),
             )
             outcome = with_unsaved(outcome, run_folder, layout)
             write_end(run_folder, outcome.code, outcome.first)

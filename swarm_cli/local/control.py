@@ -1,5 +1,5 @@
 """Locks a run for the process that runs it, and sends requests to that process from elsewhere on
-the machine: `swarm down`, `swarm restart` and `swarm add`.
+the machine: `swarm down` and `swarm restart`.
 
 There are two files in the run's folder. The `swarm up` that runs the run holds `up.lock` with
 flock. The kernel releases it however that process ends, so neither a leftover file nor a reused
@@ -19,7 +19,6 @@ import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -32,9 +31,9 @@ from shared.text import error_text, visible
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.process import NOW
-from swarm_cli.local.procfile import Layout, check_ports, node_of, process_lines
+from swarm_cli.local.procfile import node_of
 from swarm_cli.local.supervisor import Supervisor
-from swarm_cli.runs import EXIT_KILLED, LOCK, MAX_NODES, VAR_DIR_VARIABLE, goes_on, holder, pid_in, restart_options
+from swarm_cli.runs import EXIT_KILLED, LOCK, VAR_DIR_VARIABLE, goes_on, holder, pid_in, restart_options
 from swarm_cli.target import running_run
 
 SOCKET = "up.sock"
@@ -308,7 +307,7 @@ def _short_name(folder: Path) -> Iterator[str]:
 def _is_running(folder: Path, pid: int) -> CommandError:
     return CommandError(
         f"run {folder.name} is running already{f' (process {pid})' if pid else ''}: `swarm down {folder.name}` ends it, "
-        f"`swarm add {folder.name}` adds a node to it; `swarm up --run NAME` starts another"
+        "`swarm up --run NAME` starts another"
     )
 
 
@@ -319,14 +318,10 @@ _WRONG_CALL = 2
 
 
 class ControlHandler:
-    """Handles the requests for one run. `layout` is what runs where; `add` extends it and then
-    calls `on_growth` with it.
-    """
+    """Handles the requests for one run."""
 
-    def __init__(self, supervisor: Supervisor, layout: Layout, on_growth: Callable[[Layout], None] = lambda layout: None) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._layout = layout
-        self._on_growth = on_growth
 
     async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one request. Raises CommandError, with the remedy."""
@@ -344,19 +339,7 @@ class ControlHandler:
                 grace_s = question.get("grace_s")
                 grace_s = None if grace_s is None else max(0.0, float(grace_s))
                 return {"said": [await self._supervisor.restart(name, grace_s) for name in names]}
-            case "add":
-                return {"said": await self._add(int(question.get("nodes", 1)))}
         raise CommandError("this `swarm up` runs another version of the software: end it and start it again")
-
-    async def _add(self, nodes: int) -> list[str]:
-        wider = replace(self._layout, nodes=self._layout.nodes + nodes)
-        if nodes < 1 or wider.nodes > MAX_NODES:
-            raise CommandError(f"at most {MAX_NODES} nodes fit on one machine, and this swarm has {self._layout.nodes}: add fewer")
-        new = {port: what for port, what in wider.ports.items() if port not in self._layout.ports}
-        check_ports(new, "stop those processes: the ports of a run's nodes follow one another")
-        self._layout = wider
-        self._on_growth(wider)
-        return await self._supervisor.change(process_lines(wider))
 
 
 def named(service: str, states: Mapping[str, str]) -> list[str]:
@@ -435,20 +418,3 @@ def restart(
     answer = ask(folder, {"do": "restart", "service": service, "grace_s": allowed_s}, deadline_s)
     for line in answer.get("said", []):
         note(line)
-
-
-def add(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Name of the run.  [default: the running one]", show_default=False)
-    ] = "",
-    nodes: Annotated[int, typer.Option(min=1, help="How many nodes to add.")] = 1,
-    var_dir: VarDir = None,
-) -> None:
-    """Add a node to a swarm running on this machine, with the swarm's configuration and the next
-    free name.
-    """
-    folder = running_run(run, var_dir)
-    reject_escaping_links(folder)
-    for line in ask(folder, {"do": "add", "nodes": nodes}, _PATIENCE_S).get("said", []):
-        note(line)
-    note(f"to continue this run with all its nodes later: {goes_on(folder)}")

@@ -1,4 +1,4 @@
-"""Runs a swarm's processes on this machine until the run is over: starts, restarts, adds, ends.
+"""Runs a swarm's processes on this machine until the run is over: starts, restarts, ends.
 
 `honcho start` runs the same lines, for developers. `swarm up` does not use it, because honcho ends
 all processes when one ends, and hangs when nobody reads its output.
@@ -108,9 +108,9 @@ class Supervisor:
             async with self._changing:
                 return f"{name}: {self._state(name)}"
         async with self._changing:
-            return await self._restart(name, self._lines[name], grace_s)
+            return await self._restart(name, grace_s)
 
-    async def _restart(self, name: str, command: str, grace_s: float | None = None) -> str:
+    async def _restart(self, name: str, grace_s: float | None) -> str:
         before = self._running.get(name)
         await self._stop_watching(name)
         if before is not None and before.running:
@@ -121,29 +121,8 @@ class Supervisor:
         if self._over.done():
             return f"{name}: the run is ending"
         self._rules.started_again(name)
-        self._lines[name] = command
         self._start(name)
         return f"{name}: process {self._running[name].pid}" + (f", was {before.pid}" if before else "")
-
-    async def change(self, lines: Mapping[str, str]) -> list[str]:
-        """Start the processes that are new in `lines`, and restart those with a changed command
-        (the view, whose command lists the nodes); returns a line for each new one.
-        """
-        said = []
-        async with self._changing:
-            if not self._over.done() and (new := dict.fromkeys(node_of(name) for name in lines if name not in self._lines)):
-                self._say(f"added: {', '.join(new)}")
-            for name, command in lines.items():
-                if self._lines.get(name) == command or self._over.done():
-                    continue
-                if name in self._lines:
-                    await self._restart(name, command)
-                    continue
-                self._lines[name] = command
-                self._output.expect(name)
-                self._start(name)
-                said.append(f"{name}: process {self._running[name].pid}")
-        return said
 
     def _state(self, name: str) -> str:
         process = self._running.get(name)

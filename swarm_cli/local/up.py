@@ -161,12 +161,12 @@ def up(
     check_objective(node_config)
     warnings = [*risky_settings(node_config), *toys_settings(node_config, toy=is_toy(node_config.model.path)), *check_tasks()]
     ensure_toy_policy(node_config)
-    folder = node_config.node.var_dir / "runs" / node_config.node.run
+    folder = run_folder(node_config)
     with holding_run(folder):
         check_ports(layout.ports, _OTHER_PORTS)
         announce(node_config, layout)
         forget_end(folder)
-        ran = RunSummary(node_config, layout, given.steps)
+        note_run(node_config, layout, given.steps)
         for sentence in warnings:
             note(f"warning: {sentence}")
         outcome = run_lines(
@@ -175,11 +175,11 @@ def up(
             ends_by_steps=node_config.trainer.max_steps > 0 and progress,
             grace_s=grace_s,
             log_file=folder / "up.log",
-            beside=lambda supervisor: answering(folder, ControlHandler(supervisor, layout, ran.grow).answer),
+            beside=lambda supervisor: answering(folder, ControlHandler(supervisor).answer),
         )
-        outcome = with_unsaved(outcome, folder, ran.layout)
+        outcome = with_unsaved(outcome, folder, layout)
         write_end(folder, outcome.code, outcome.first)
-    explain_end(outcome, node_config, ran.layout)
+    explain_end(outcome, node_config, layout)
     raise typer.Exit(outcome.code)
 
 
@@ -398,19 +398,12 @@ def start_options(config: NodeConfig, layout: Layout, steps: int | None = None) 
     )
 
 
-class RunSummary:
-    """The layout of a run. `swarm add` extends it; the run's note is kept up to date."""
-
-    def __init__(self, config: NodeConfig, layout: Layout, steps: int | None = None) -> None:
-        self._config, self._steps = config, steps
-        self.grow(layout)
-
-    def grow(self, layout: Layout) -> None:
-        """Take `layout` as the run's from now on."""
-        self.layout = layout
-        config = self._config
-        swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
-        write_note(run_folder(config), note_of(layout, start_options(config, layout, self._steps), swarm_id))
+def note_run(config: NodeConfig, layout: Layout, steps: int | None = None) -> None:
+    """Write the run's note, by which other commands find its servers and options. steps: as
+    given.
+    """
+    swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
+    write_note(run_folder(config), note_of(layout, start_options(config, layout, steps), swarm_id))
 
 
 def run_folder(config: NodeConfig) -> Path:

@@ -101,7 +101,7 @@ class ProgressView:
         self._every_s = every_s
         self._run_dir = config.node.var_dir / "runs" / config.node.run
         self._rates = StepRates()
-        # Not this view's own start: it is started again when a node is added, or after a crash.
+        # Not this view's own start: it is started again after a crash.
         now = time.time()
         self._since = min(running_since(self._run_dir) or now, now)
         self._began = time.monotonic() - (now - self._since)

@@ -23,7 +23,7 @@ from tests.nats_server import find_binary, free_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 480.0
-STARTS_PROCESSES = ("up", "add")
+STARTS_PROCESSES = ("up",)
 """Commands that are started as users start them; the others are forked."""
 
 

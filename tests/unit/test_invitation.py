@@ -44,7 +44,7 @@ from swarm_cli.invitation import (
 from swarm_cli.invite_command import accepted
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.up import RunSummary
+from swarm_cli.local.up import note_run
 from swarm_cli.runs import RunNote, StartOptions, write_note
 from tests.nats_server import free_port
 from tests.secured_server import make_certificates
@@ -316,7 +316,7 @@ def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_b
     live = tmp_path / "runs" / "live"
     live.mkdir(parents=True)
     config = load_config(overrides={"node": {"run": "live", "var_dir": tmp_path}, "tasks": [{"dataset": "gcd"}]})
-    RunSummary(config, Layout(nats_port=free_port()))
+    note_run(config, Layout(nats_port=free_port()))
     with holding_run(live):
         token, told = run()
         assert read_token(token).swarm_id == "live" and "the default" not in told

@@ -24,7 +24,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.up import RunSummary, announce, make_command, note_of, start_options
+from swarm_cli.local.up import announce, make_command, note_of, note_run, start_options
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, NOTE, RunNote, StartOptions, read_note, write_note
 from swarm_cli.target import default_target, running_elsewhere
@@ -78,7 +78,7 @@ def test_a_run_shares_where_its_processes_are_told_to_and_not_where_its_file_say
     folder.mkdir(parents=True)
     for outside, url in (("", "nats://127.0.0.1:21001"), ("nats://hub:4222", "nats://hub:4222"), ("none", "none")):
         monkeypatch.setenv("SWARM_NATS__SWARM_URL", outside)
-        RunSummary(copied, Layout(nats_port=21_001, config=shown(DEMO_CONFIG)))
+        note_run(copied, Layout(nats_port=21_001, config=shown(DEMO_CONFIG)))
         note = read_note(folder)
         assert note is not None and note.swarm_url == url
 
@@ -114,11 +114,10 @@ def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_p
     ]
 
 
-def test_a_run_that_grows_is_gone_on_with_as_large_as_it_is(var_dir: Path) -> None:
+def test_a_runs_note_has_its_options_and_one_of_another_version_has_none(var_dir: Path) -> None:
     folder = var_dir / "runs" / "one"
     folder.mkdir(parents=True)
-    ran = RunSummary(configured(), Layout(config=shown(DEMO_CONFIG)))
-    ran.grow(Layout(3, config=shown(DEMO_CONFIG)))
+    note_run(configured(), Layout(3, config=shown(DEMO_CONFIG)))
     note = read_note(folder)
     assert note is not None and note.options == StartOptions(3)
     (folder / NOTE).write_text("{}")
@@ -154,7 +153,7 @@ def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes
     folder = var_dir / "runs" / "one"
     folder.mkdir(parents=True)
     monkeypatch.chdir(var_dir)
-    RunSummary(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
+    note_run(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
     monkeypatch.chdir(folder)
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     said = capsys.readouterr().out

@@ -29,10 +29,9 @@ from pathlib import Path
 from swarm_cli.local.control import ControlHandler
 from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.supervisor import run_lines
-from swarm_cli.local.procfile import Layout
 folder = Path(sys.argv[1])
 with holding_run(folder):
-    beside = lambda supervisor: answering(folder, ControlHandler(supervisor, Layout()).answer)
+    beside = lambda supervisor: answering(folder, ControlHandler(supervisor).answer)
     outcome = run_lines(json.loads(sys.argv[2]), {}, log_file=folder / "up.log", ends_by_steps=False, beside=beside)
 sys.exit(outcome.code)
 """
@@ -193,12 +192,6 @@ def test_the_run_that_is_meant_is_found_or_asked_for(tmp_path: Path) -> None:
             running_run("two", tmp_path)
         with holding_run(tmp_path / "runs" / "two"), pytest.raises(CommandError, match="name one of one, two"):
             running_run("", tmp_path)
-
-
-@pytest.mark.slow
-def test_a_run_to_add_to_is_named_as_one_to_end_is(tmp_path: Path) -> None:
-    asked = swarm(tmp_path, "add", "one")
-    assert asked.returncode == 1 and "run 'one' is not running in" in asked.stderr, asked.stderr
 
 
 def test_a_service_is_meant_by_its_name_or_by_its_role() -> None:
