@@ -42,7 +42,6 @@ COMMANDS = {
         "ban": "swarm_cli.node_commands:ban",
         "unban": "swarm_cli.node_commands:unban",
     },
-    OPERATION: {"trace": "swarm_cli.trace:trace"},
 }
 GROUPS = {
     FIRST: {"model": "swarm_cli.model.commands:model_app"},
@@ -67,8 +66,8 @@ process.
 EXIT_REPLACED = 78
 REMEDY = "give Swarm an environment of its own (`python -m venv swarm-env`, and install it there)"
 _VERSION = "--version"
-_LOOKING_COMMANDS = {"answer", "ban", "dashboard", "dlq", "rollouts", "status", "top", "trace", "unban"}
-_READING_COMMANDS = {"dashboard", "rollouts", "status", "top", "trace"}
+_LOOKING_COMMANDS = {"answer", "ban", "dashboard", "dlq", "rollouts", "status", "top", "unban"}
+_READING_COMMANDS = {"dashboard", "rollouts", "status", "top"}
 _DERIVING_COMMANDS = {"answer", "config", "eval", "experiment", "join", "k8s", "new", "task"}
 
 

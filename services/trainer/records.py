@@ -4,8 +4,8 @@ of every group, in `trained.jsonl`.
 The batch log says what the trainer was given. `trained.jsonl` says what it did with it: which
 candidates were kept, which groups and answers were left out and why, each answer's advantage, and
 the weights that its tokens had in the gradient. `batches.jsonl` beside it keeps the batches
-themselves, because the server's log ends with its server. `swarm rollouts`, `swarm trace` and the
-dashboard read both. The files are bounded (`shared.run_records.BoundedLines`). A step that is
+themselves, because the server's log ends with its server. `swarm rollouts` and the dashboard read
+both. The files are bounded (`shared.run_records.BoundedLines`). A step that is
 trained again after a restart occurs twice in them, and the later line counts.
 """
 

@@ -233,8 +233,8 @@ FILES_KEPT = 8
 
 class RefusedRecord:
     """Writes the last refusals of one replica to `refused-<replica>.jsonl` in the run's folder, for
-    `swarm rollouts --refused` and `swarm trace`: a snapshot, written in a thread at most every
-    `WRITE_PERIOD_S`, so however many messages are refused, it neither grows nor slows the border.
+    `swarm rollouts --refused`: a snapshot, written in a thread at most every `WRITE_PERIOD_S`, so
+    however many messages are refused, it neither grows nor slows the border.
     """
 
     def __init__(self, run_dir: Path, replica: str, writes: Writes) -> None:

@@ -34,18 +34,6 @@ def step_object(node: str, batch: Batch, names: FileNames = UNNAMED) -> dict[str
     return {"node": node, "step": batch.number, "at": batch.created_at, "left_out": left_out, "groups": groups}
 
 
-def how_to_trace(records: TrainedRecords, step: int, place: int | None, run: str) -> str:
-    """A sentence that names the command for the group at `place`, or for a whole step (None) its
-    first group; empty if the trainer's record does not name it.
-    """
-    found = records.for_step(step)
-    if found is None or not (place or 0) < len(found.groups):
-        return ""
-    group = found.groups[place or 0].id[:12]
-    which = "its path" if place is not None else "the path of its first group"
-    return f". `swarm trace {group}{f' --run {run}' if run else ''}` shows {which}, as far as it is on record"
-
-
 def group_object(
     node: str, batch: Batch, place: int, model_folder: Path, records: TrainedRecords, judge: Judge
 ) -> dict[str, Any] | None:

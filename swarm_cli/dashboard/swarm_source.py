@@ -21,7 +21,7 @@ from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
-from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
+from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.page_state import leaderboard, swarm_object
 from swarm_cli.dashboard.recent_groups import BatchFollower
 from swarm_cli.dashboard.run_records import RunRecords, as_shown, steps_object
@@ -235,13 +235,7 @@ class SwarmSource:
                         batch = await BatchReader(plane, node).batch_at(step)
                     finally:
                         await plane.close()
-        except NotConnected as error:
-            return 404, {"problem": visible(str(error), 400)}
-        except CommandError as error:
-            # What the log no longer holds is followed by what its trainer recorded.
-            traced = await asyncio.to_thread(lambda: how_to_trace(self._trained(node), step, place, self._run(node)))
-            return 404, {"problem": visible(f"{error}{traced}", 600)}
-        except TransportError as error:
+        except (CommandError, TransportError) as error:
             return 404, {"problem": visible(str(error), 400)}
         if place is None:
             return 200, step_object(node, batch, self._records.names)

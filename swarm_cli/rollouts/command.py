@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +22,12 @@ from shared.roles import OPERATOR, ROLES
 from shared.runtime.planes import connect_node_plane
 from shared.suggestions import did_you_mean
 from shared.text import visible, visible_json
+from shared.transport.base import Transport
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
-from swarm_cli.console import note, terminal
+from swarm_cli.console import note, say, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.file_names import FileNames
-from swarm_cli.observe.snapshot import no_records, run_of
+from swarm_cli.observe.snapshot import no_records, nodes_here, nodes_on_record, run_of
 from swarm_cli.rollouts.judge import Choice, judge_of
 from swarm_cli.rollouts.records import (
     BATCHES_READ,
@@ -33,10 +35,12 @@ from swarm_cli.rollouts.records import (
     BatchReader,
     RecordedBatches,
     TrainedRecords,
+    clock,
     names_in_run,
     read_refusals,
     read_samples,
     record_folder,
+    scored_groups,
     training_outcome,
 )
 from swarm_cli.rollouts.shown import (
@@ -126,7 +130,9 @@ def rollouts(
     trained: Annotated[bool, typer.Option("--trained", help="Only groups that a step has trained on.")] = False,
     sender: Annotated[str, typer.Option("--from", help="Only groups from this node.")] = "",
     dataset: Annotated[str, typer.Option(help="Only groups of this dataset; of a file by its name.")] = "",
-    group: Annotated[str, typer.Option(help="Only groups whose id begins with this.")] = "",
+    group: Annotated[
+        str, typer.Option(help="Only groups whose id begins with this; then what each node has done with them, and when.")
+    ] = "",
     right: Annotated[bool, typer.Option("--right", help="Only completions that pass.")] = False,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only completions that do not pass.")] = False,
     refused: Annotated[
@@ -234,6 +240,9 @@ async def _batched(config: NodeConfig, given: Path | None, target: Target, run: 
         reader = BatchReader(plane, node) if plane is not None else RecordedBatches(folder, node)
         view = View(terminal(), judge_of(config, given, run, request.names, node_url=request.node_url), request.characters)
         await _show(reader, view, records, request, node)
+        if request.choice.group and not request.as_json:
+            for line in await _path(config, plane, run, request.choice.group):
+                say(line)
     finally:
         if plane is not None:
             await plane.close()
@@ -266,6 +275,30 @@ async def _show(reader: BatchReader | RecordedBatches, view: View, records: Trai
             note(f"no batch of {node} is on record" if isinstance(reader, RecordedBatches) else f"{node} has made no batch yet")
     elif newest is not None and newest.yet:
         note("the newest batch waits for its step: --trained shows only groups that a step has trained on")
+
+
+async def _path(config: NodeConfig, plane: Transport | None, run: str, group: str) -> list[str]:
+    """Say what the nodes of a run or a server have done with the groups whose id begins with
+    `group`, a line for each event. Each time is by the clock of the node that tells it.
+    """
+    runs, told = config.node.var_dir / "runs", list[tuple[float, str, str]]()
+    for node in await nodes_here(plane) if plane is not None else nodes_on_record(runs / run):
+        of_run = (await run_of(plane, node) if plane is not None else "") or run
+        folder = runs / of_run / node
+        reader, trained = BatchReader(plane, node) if plane is not None else RecordedBatches(folder, node), TrainedRecords(folder)
+        if plane is not None:
+            for scored in await scored_groups(plane, node, group):
+                rewards = scored.failure or f"rewards {', '.join(f'{reward:.3g}' for reward in scored.rewards[:_SHOWN])}"
+                whose = "scored" if scored.origin == "local" else f"taken in, from {scored.group.node}"
+                told.append((scored.scored_at, node, f"{whose}: {rewards}"))
+        with suppress(CommandError):  # it has no batch yet
+            async for batch in reader.back_from(await reader.last_seq()):
+                for item in (each for each in batch.items if each.scored.group_id.startswith(group)):
+                    used = training_outcome(trained, batch.number, item.scored.group_id).sentence()
+                    told.append((batch.created_at, node, f"in the batch of step {batch.number}: {used}"))
+        refused = (each for each in read_refusals(folder) if each.id.startswith(group))
+        told += [(each.time, node, f"refused: {each.reason}: {each.detail}") for each in refused]
+    return [visible(f"{clock(at)}  {node}  {words}") for at, node, words in sorted(told)]
 
 
 async def _score_again(groups: Sequence[BatchedGroup], view: View, records: TrainedRecords, request: Request) -> None:

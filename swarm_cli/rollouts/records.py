@@ -9,6 +9,7 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +18,8 @@ import msgspec
 
 from shared.config import NodeConfig
 from shared.contracts.codec import decode
-from shared.contracts.messages import Batch, BatchItem
-from shared.contracts.subjects import node_batches_stream
+from shared.contracts.messages import Batch, BatchItem, ScoredGroup, claimed_rollout_id
+from shared.contracts.subjects import node_batches_stream, node_scored_stream
 from shared.contracts.wire import MessageError
 from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
 from shared.run_records import (
@@ -199,13 +200,6 @@ class TrainedRecords:
     def newest(self) -> int | None:
         """The last step on record, as of the last read."""
         return max(self._lines, default=None)
-
-    def naming(self, prefix: str) -> list[TrainedStep]:
-        """The steps with a group whose id begins with `prefix`."""
-        self._read_on()
-        wanted = f'"id":"{prefix}'.encode()
-        found = (_decoded(line, TrainedStep) for line in self._lines.values() if wanted in line)
-        return [each for each in found if each is not None]
 
     def _read_on(self) -> None:
         """Read the new lines; of a file longer than any trainer's, only the last. Another inode
@@ -454,6 +448,32 @@ class BatchReader:
                 f"message {messages[0].seq} of {self._stream} is not a batch that this version can read ({error}): "
                 "use the version of swarm that the node runs"
             ) from None
+
+
+SCORED_READ, SCORED_BYTES_READ = 4096, 256 * 2**20
+_AT_ONCE = 64
+
+
+async def scored_groups(plane: Transport, node: str, group: str) -> list[ScoredGroup]:
+    """The groups in a node's stream of scored groups whose id begins with `group`, of its newest
+    `SCORED_READ` messages, or as many as have `SCORED_BYTES_READ`. The header of a message has the
+    first digits of the id, so that the others need not be decoded.
+    """
+    stream, found = node_scored_stream(node), list[ScoredGroup]()
+    try:
+        state = await plane.stream_state(stream)
+        usual_bytes = max(1, (state.size_bytes or 0) // max(1, state.messages))
+        seq = max(state.first_seq, state.last_seq - min(SCORED_READ, SCORED_BYTES_READ // usual_bytes) + 1)
+        while seq <= state.last_seq and (messages := await plane.read(stream, seq, _AT_ONCE)):
+            seq = messages[-1].seq + 1
+            for message in messages:
+                claimed = claimed_rollout_id(message.headers) or "-"
+                if claimed.startswith(group) or group.startswith(claimed):
+                    with suppress(MessageError):  # of another version
+                        found.append(decode(await plane.payload(message), ScoredGroup))
+    except TransportError:
+        pass  # the node has no such stream
+    return [each for each in found if each.group_id.startswith(group)]
 
 
 _FATES = {

@@ -145,8 +145,8 @@ def test_batches_and_groups_and_the_top_of_an_ended_run_are_read(var_dir: Path) 
     assert code == 0 and "run first ended in order at" in err, err
     assert [group["question"] for group in groups][0] == "Find the greatest common divisor of 12 and 18."
     assert swarm("rollouts", "alpha", "--run", "first", "--follow")[0] == 0, "there is nothing to wait for"
-    code, out, _ = swarm("trace", groups[0]["group_id"], "--run", "first")
-    assert code == 0 and "in a batch" in out and "scored" in out
+    code, out, _ = swarm("rollouts", "alpha", "--group", groups[0]["group_id"][:12], "--run", "first")
+    assert code == 0 and "alpha  in the batch of step 1: " in out.splitlines()[-1]
     code, out, err = swarm("top", "--once", "--run", "first")
     assert code == 0 and "run first ended in order at" in err and "ended" in out and "silent" not in out
 

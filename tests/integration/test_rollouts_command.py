@@ -10,17 +10,19 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from services.trainer.records import trained_line
+from services.verifier.refused_messages import RefusedGroup, excerpt_of
 from shared.config.task_sections import TaskSpec
-from shared.contracts.codec import encode
-from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup, TaskRef
+from shared.contracts.codec import content_id, encode
+from shared.contracts.messages import ROLLOUT_ID_HEADER, Batch, BatchItem, Completion, ScoredGroup, TaskRef, rollout_id_of
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams
-from shared.contracts.subjects import node_batches, node_batches_stream
+from shared.contracts.subjects import node_batches, node_batches_stream, node_bucket, node_scored, node_scored_stream
+from shared.run_records import refused_file
 from shared.tasks.derive import derive_task
 from shared.tasks.file_source import with_row_name
 from shared.tasks.prompt import text_task
@@ -253,3 +255,43 @@ def test_the_batches_to_come_are_followed_once_each(server: NatsServer) -> None:
         follower.terminate()
         follower.wait(timeout=DEADLINE_S)
         give_up.cancel()
+
+
+async def test_the_path_of_a_group_is_told_of_every_node_that_had_it(server: NatsServer, tmp_path: Path) -> None:
+    group = scored_group(1).group
+    name = content_id(encode(group))
+
+    def scored(origin: Literal["local", "external"], at: float) -> ScoredGroup:
+        made = scored_group(1, origin=origin)
+        return msgspec.structs.replace(made, group_id=name, group=group, rewards=[0.25, 1.0], scored_at=at)
+
+    plane = await connect(server.url, name="test")
+    for node, origin, at in (("alpha", "local", 1001.0), ("beta", "external", 1003.0)):
+        await ensure_node_streams(plane, node)
+        await plane.kv.ensure(node_bucket(node))
+        for each in (scored(origin, at), scored_group(2, origin=origin)):
+            await plane.publish(
+                node_scored(node),
+                encode(each),
+                stream=node_scored_stream(node),
+                message_id=each.group_id,
+                headers={ROLLOUT_ID_HEADER: rollout_id_of(each.group_id)},
+            )
+    of = msgspec.structs.replace(batch(7, [scored("external", 1003.0)], 1.5), created_at=1004.0)
+    await plane.publish(node_batches("beta"), encode(of), stream=node_batches_stream("beta"), message_id="batch-7")
+    await plane.kv.ensure(node_bucket("gamma"))
+    await plane.close()
+    refused = RefusedGroup(
+        time=1003.5, reason="copied", detail=f"says what {ESCAPES} said", sender="alpha", group_id=name, claimed_id="",
+        swarm_seq=1, stored_at=1002.0, excerpt=excerpt_of(group),
+    )  # fmt: skip
+    record = refused_file(tmp_path / "runs" / "one" / "gamma", "0")
+    record.parent.mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "alpha").mkdir()
+    record.write_bytes(msgspec.json.encode(refused) + b"\n")
+
+    done = swarm(server, "alpha", "--group", name[:8], "--run", "one", var_dir=tmp_path)
+    lines = [line.split("  ", 1)[1] for line in done.stdout.splitlines()]
+    assert lines[:2] == ["alpha  scored: rewards 0.25, 1", "beta  taken in, from alpha: rewards 0.25, 1"], done.stderr
+    assert lines[2].startswith("gamma  refused: copied: says what") and lines[3].startswith("beta  in the batch of step 7: ")
+    assert len(lines) == 4 and "\x1b" not in done.stdout

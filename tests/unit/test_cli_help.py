@@ -50,7 +50,7 @@ def test_usage_lines_call_arguments_as_the_pages_do_in_capitals() -> None:
         for each in getattr(command, "params", [])
         if each.param_type_name == "argument"
     }
-    assert arguments["trace", "rollout_id"] == "GROUP" and arguments["restart", "service"] == "SERVICE"
+    assert arguments["rollouts", "node"] == "NODE" and arguments["restart", "service"] == "SERVICE"
     assert {name: shown for name, shown in arguments.items() if shown != shown.upper() or shown == "NONE"} == {}
 
 

@@ -341,5 +341,5 @@ def test_records_of_groups_that_are_pipes_keep_nobody_waiting(folder: Path) -> N
     for name in ("refused-0.jsonl", "trained.jsonl", "samples.jsonl"):
         os.mkfifo(folder / "alpha" / name)
     (folder / "alpha" / "refused-1.jsonl").symlink_to("nothing")
-    assert TrainedRecords(folder / "alpha").naming("a") == []
+    assert TrainedRecords(folder / "alpha").for_step(1) is None
     assert read_refusals(folder / "alpha") == [] == read_samples(folder / "alpha")

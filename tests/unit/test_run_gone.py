@@ -19,12 +19,10 @@ from tests.nats_server import free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
-GROUP = "ab" * 32
 COMMANDS = [
     ("status", (), 4, True),
     ("top", (), 1, True),
     ("rollouts", ("alpha",), 1, True),
-    ("trace", (GROUP,), 1, True),
     ("ban", ("beta",), 1, False),
     ("unban", ("beta",), 1, False),
     ("dlq", ("list",), 1, False),

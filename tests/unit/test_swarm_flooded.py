@@ -11,15 +11,12 @@ import time
 from typing import Any
 
 import pytest
-from msgspec import structs
 from rich.console import Console
 
-from services.verifier.sharing import sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, encode
+from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.messages import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.streams import ensure_swarm_streams
 from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
@@ -40,9 +37,7 @@ from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, look_at_hub, take_snapsho
 from swarm_cli.observe.status import hub_caption
 from swarm_cli.observe.top import screen
 from swarm_cli.target import Target
-from swarm_cli.trace import SHARED, Search
 from tests.nats_server import own_plane
-from tests.unit.sampler_groups import scored_group
 
 ALPHA, EVE = SigningKey(new_seed()), SigningKey(new_seed())
 
@@ -253,27 +248,6 @@ async def test_an_invitation_names_the_swarm_of_whoever_was_there_before_and_say
     monkeypatch.setattr("shared.transport.connect.connect", connected)
     assert await asyncio.to_thread(members_swarm, "nats://hub") == "run-1"
     assert "nodes of 2 swarms use nats://hub, and the token names run-1: if yours is another (made-up)" in capsys.readouterr().err
-
-
-async def test_a_trace_says_of_no_group_that_it_was_shared_which_its_maker_did_not_sign() -> None:
-    hub = await Hub().open()
-    await ensure_swarm_streams(hub.plane)
-    signed = sign(scored_group(1).group, ALPHA, share_tokens=True)
-    shared_id, node = content_id(signed.body), scored_group(1).group.node
-    headers = {ROLLOUT_ID_HEADER: rollout_id_of(shared_id)}
-
-    async def traced() -> list[str]:
-        search = Search(NodeConfig(tasks=[{"dataset": "gcd"}]), shared_id, "")
-        await search.swarm(hub.plane)
-        return [station.what for station in search.path.at(SHARED)]
-
-    forged = structs.replace(signed, signature=bytes(64))
-    for each, seen in ((forged, []), (signed, [SHARED])):
-        name = str(each.signature)
-        await hub.plane.publish(
-            subjects.rollouts(node), encode(each), stream=subjects.SWARM_ROLLOUTS, message_id=name, headers=headers
-        )
-        assert await traced() == seen
 
 
 CROWD = 500
