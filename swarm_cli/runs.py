@@ -20,6 +20,7 @@ from typing import Annotated, Literal, TextIO
 
 import msgspec
 
+from shared.atomic_files import replace_text
 from shared.contracts.wire import NodeId
 from shared.plain_files import open_plain, read_plain
 from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, EXIT_UNSAVED, MAX_CRASHES
@@ -27,7 +28,6 @@ from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.replace_file import replace_file
 
 NOTE = "up.json"
 _MARK = "up.own"
@@ -149,9 +149,12 @@ def running_since(folder: Path) -> float | None:
 
 
 def write_note(folder: Path, note: RunNote) -> None:
-    """Replace the run's note, as this user's own."""
-    replace_file(folder / NOTE, msgspec.json.encode(note).decode() + "\n")
-    replace_file(folder / _MARK, _marks(folder)[1] + "\n")
+    """Replace the run's note, as this user's own. Raises CommandError if it cannot be written."""
+    try:
+        replace_text(folder / NOTE, msgspec.json.encode(note).decode() + "\n", synced=True)
+        replace_text(folder / _MARK, _marks(folder)[1] + "\n", synced=True)
+    except OSError as error:
+        raise CommandError(f"{folder / NOTE} cannot be written ({error.strerror or error})") from None
 
 
 def read_note(folder: Path) -> RunNote | None:
@@ -383,8 +386,8 @@ def write_end(folder: Path, code: int, process: str | None) -> None:
     if process is None:
         how = "killed" if code == EXIT_KILLED else "stopped"
     end = RunEnd(how, time.time(), code, process if how == "failed" else None)
-    with suppress(CommandError):
-        replace_file(folder / END, msgspec.json.encode(end).decode() + "\n")
+    with suppress(OSError):
+        replace_text(folder / END, msgspec.json.encode(end).decode() + "\n", synced=True)
 
 
 def forget_end(folder: Path) -> None:

@@ -24,9 +24,8 @@ from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.node_state import NodeState
-from swarm_cli.observe.run_files import SetCurve, SetResult, read_sets, thinned
+from swarm_cli.observe.run_files import SetCurve, SetResult, read_sets, set_chance, thinned
 from swarm_cli.observe.snapshot import SwarmState
-from swarm_cli.observe.verdict import set_chance
 from swarm_cli.rollouts.records import HeldOutSample, Samples, read_samples
 
 CELLS_A_NODE = 5_000

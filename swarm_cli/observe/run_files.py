@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, NamedTuple, TypeVar
 
 from shared.contracts.control import EvalReport, TaskScore, incomparable
@@ -28,6 +29,7 @@ from shared.run_records import (
     saved_step,
     unknown_files,
 )
+from shared.text import visible
 
 T = TypeVar("T")
 
@@ -335,6 +337,56 @@ def read_sets(node_dir: Path) -> dict[str, SetCurve]:
         alike = tuple(each for each in comparison.alike if isinstance(each, SetResult))
         curves[name] = SetCurve(alike, next((each for each in alike if each.policy_version == 0), None))
     return curves
+
+
+CHANCE = NormalDist().cdf(-2.0)
+"""The probability that chance alone looks like a fall, over all of a run's evaluations together:
+that of a value beyond two standard errors.
+"""
+CHANCE_AT_LEAST = 0.02
+
+
+def set_chance(curve: SetCurve) -> float | None:
+    """How far above the base policy's the newest pass rate on a set may be by chance; None without
+    both.
+    """
+    newest, base = curve.newest, curve.base
+    if base is None or base is newest or newest.pass_rate is None or base.pass_rate is None:
+        return None
+    # As if each question had one answer: its k answers are alike.
+    return margin(replace(newest, n=newest.questions), replace(base, n=base.questions), 2)
+
+
+def set_lines(node_dir: Path) -> list[str]:
+    """The newest result on each evaluation set beside the base policy's, a line for each."""
+    lines = []
+    for name, curve in read_sets(node_dir).items():
+        newest, base = curve.newest, curve.base
+        told = f"set {visible(name)}: {newest.words()} {newest.score or 0.0:.3f}"
+        if base is not None and base is not newest:
+            told += f", {(newest.score or 0.0) - (base.score or 0.0):+.3f} over the base policy"
+            if (chance := set_chance(curve)) is not None:
+                told += f" (chance explains up to {chance:.3f})"
+        if newest.k > 1 and newest.at_k is not None:
+            told += f"; pass@{newest.k} {newest.at_k:.3f}"
+            told += f" (base {base.at_k:.3f})" if base is not None and base is not newest and base.at_k is not None else ""
+        told += f"; {newest.questions:,} questions, version {newest.policy_version}"
+        lines.append(f"{told}; {newest.added}" if newest.added else told)
+    return lines
+
+
+def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
+    """Calculate how far apart two pass rates may be by chance if `looks` pairs are compared
+    (Bonferroni): 2.3 standard errors of the difference for two pairs, 3.6 for 120.
+
+    One right and one wrong answer are added to each rate, so that rates of 0 and 1 have an error
+    too.
+    """
+    variance = 0.0
+    for each in (one, other):
+        rate = ((each.pass_rate or 0.0) * each.n + 1) / (each.n + 2)
+        variance += rate * (1 - rate) / max(1, each.n)
+    return max(CHANCE_AT_LEAST, -NormalDist().inv_cdf(CHANCE / looks) * math.sqrt(variance))
 
 
 def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:

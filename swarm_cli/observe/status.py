@@ -44,8 +44,8 @@ from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, ro
 from swarm_cli.observe.node_lines import elsewhere_table, node_lines
 from swarm_cli.observe.node_state import NodeState, StreamFill, duration
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
+from swarm_cli.observe.run_files import set_lines
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, look_at_hub, take_snapshot
-from swarm_cli.observe.verdict import set_lines
 from swarm_cli.runs import RunEnd, RunGone
 from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from statistics import NormalDist, fmean, median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from shared.run_records import EVAL_FILE, reward_changes, unreadable
@@ -20,14 +20,14 @@ from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.run_files import (
     NO_PASS_SHOWN,
     Evaluation,
-    SetCurve,
     alike_of_steps,
     alike_words,
     compared,
+    margin,
     read_evaluations,
-    read_sets,
     read_steps,
     read_unknown,
+    set_lines,
     unsaved_words,
 )
 
@@ -37,11 +37,6 @@ weights.
 """
 FEWEST_TASKS = 16
 """A pass rate on fewer held-out tasks says nothing."""
-CHANCE = NormalDist().cdf(-2.0)
-"""The probability that chance alone looks like a fall, over all of a run's evaluations together:
-that of a value beyond two standard errors.
-"""
-CHANCE_AT_LEAST = 0.02
 REWARD_ERRORS = 3.0
 """Standard errors: of runs without any change, at most one in fifty falls by this many."""
 SHORT_RUN_STEPS = 8
@@ -149,49 +144,6 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) ->
     return lines
 
 
-def set_chance(curve: SetCurve) -> float | None:
-    """How far above the base policy's the newest pass rate on a set may be by chance; None without
-    both.
-    """
-    newest, base = curve.newest, curve.base
-    if base is None or base is newest or newest.pass_rate is None or base.pass_rate is None:
-        return None
-    # As if each question had one answer: its k answers are alike.
-    return margin(replace(newest, n=newest.questions), replace(base, n=base.questions), 2)
-
-
-def set_lines(node_dir: Path) -> list[str]:
-    """The newest result on each evaluation set beside the base policy's, a line for each."""
-    lines = []
-    for name, curve in read_sets(node_dir).items():
-        newest, base = curve.newest, curve.base
-        told = f"set {visible(name)}: {newest.words()} {newest.score or 0.0:.3f}"
-        if base is not None and base is not newest:
-            told += f", {(newest.score or 0.0) - (base.score or 0.0):+.3f} over the base policy"
-            if (chance := set_chance(curve)) is not None:
-                told += f" (chance explains up to {chance:.3f})"
-        if newest.k > 1 and newest.at_k is not None:
-            told += f"; pass@{newest.k} {newest.at_k:.3f}"
-            told += f" (base {base.at_k:.3f})" if base is not None and base is not newest and base.at_k is not None else ""
-        told += f"; {newest.questions:,} questions, version {newest.policy_version}"
-        lines.append(f"{told}; {newest.added}" if newest.added else told)
-    return lines
-
-
-def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
-    """Calculate how far apart two pass rates may be by chance if `looks` pairs are compared
-    (Bonferroni): 2.3 standard errors of the difference for two pairs, 3.6 for 120.
-
-    One right and one wrong answer are added to each rate, so that rates of 0 and 1 have an error
-    too.
-    """
-    variance = 0.0
-    for each in (one, other):
-        rate = (_rate(each) * each.n + 1) / (each.n + 2)
-        variance += rate * (1 - rate) / max(1, each.n)
-    return max(CHANCE_AT_LEAST, -NormalDist().inv_cdf(CHANCE / looks) * math.sqrt(variance))
-
-
 class HeldOutVerdict(NamedTuple):
     """The judgement of a node by its held-out tasks alone. `words`: a sentence. `chance`: how far
     apart by chance the newest pass rate and the base policy's may be; None if they cannot be
@@ -219,7 +171,7 @@ def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldO
     if newest.pass_rate is None or base.pass_rate is None:
         words = f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
         return HeldOutVerdict(Outcome.UNKNOWN, words)
-    best = max(alike, key=_rate)
+    best = max(alike, key=lambda each: each.pass_rate or 0.0)
     fewest = min((base, newest, best), key=lambda each: each.n)
     if fewest.n < FEWEST_TASKS:
         return HeldOutVerdict(Outcome.UNKNOWN, _too_few(fewest))
@@ -230,7 +182,7 @@ def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldO
     if gain < -chance:
         words = f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
         return HeldOutVerdict(Outcome.FAILED, words, chance)
-    if _rate(best) - newest.pass_rate > margin(best, newest, 2 * len(alike)):
+    if (best.pass_rate or 0.0) - newest.pass_rate > margin(best, newest, 2 * len(alike)):
         words = f"held-out fell from its best, {best} at version {best.policy_version}, to {newest.pass_rate:.3f}"
         outcome = Outcome.FELL if gain > chance else Outcome.FAILED
         return HeldOutVerdict(outcome, f"{words} (base {base.pass_rate:.3f})", chance)
@@ -272,10 +224,6 @@ def _too_few(evaluation: Evaluation) -> str:
         return f"{asked} held-out tasks are too few: set eval.tasks to {FEWEST_TASKS} or more"
     left = f"only {evaluation.n} of {asked} held-out answers have a known reward, and {FEWEST_TASKS} are needed"
     return f"{left}: verifier.log and generator.log say why the other {evaluation.unknown} have none"
-
-
-def _rate(evaluation: Evaluation) -> float:
-    return evaluation.pass_rate or 0.0
 
 
 def _mean(evaluation: Evaluation) -> str:

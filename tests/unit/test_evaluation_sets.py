@@ -33,8 +33,7 @@ from shared.tasks import TaskError, held_out_of, held_out_tasks
 from shared.tasks.evaluation import Score, pass_at_k, standard_error
 from shared.tasks.specs import checked_config
 from shared.transport.base import Transport
-from swarm_cli.observe.run_files import read_sets
-from swarm_cli.observe.verdict import set_lines
+from swarm_cli.observe.run_files import read_sets, set_lines
 from swarm_cli.task_probe import SMALLER, begin_deriving
 from tests.integration.running_verifier import until
 from tests.nats_server import own_plane
