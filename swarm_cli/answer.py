@@ -31,21 +31,19 @@ from shared.contracts.control import DrawLease, ServiceStatus
 from shared.contracts.messages import ROLLOUT_ID_HEADER, Completion, RolloutGroup, Sampling, ScoredGroup, Task, rollout_id_of
 from shared.contracts.status_figures import is_alive
 from shared.contracts.wire import ModelIdentity
-from shared.runtime.planes import connect_node_plane
 from shared.text import error_text, visible
 from shared.transport.base import NoStream, NotConnected, StreamFull, Transport, TransportError
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import count, indented, note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.runs import read_note, started_with
-from swarm_cli.server_diagnosis import naming_silent_server
-from swarm_cli.target import check_listening, default_target, run_here
+from swarm_cli.target import default_target, on_node_plane, run_here
 
 PERSON = ModelIdentity(name="a person", tokenizer_hash="0" * 64)
 """Nobody's tokenizer, so that every receiver encodes the text with its own."""
 LEASE_S = 86_400.0
 """A person who leaves without a word keeps a question from others for so long."""
-TIMEOUT_S, SCORED_S, RETRY_S = 5.0, 30.0, 3.0
+SCORED_S, RETRY_S = 30.0, 3.0
 AWAY_S = 300.0
 """Answers wait for a server that is away for so long."""
 _STATUSES_READ, _NO_LIMIT, _AHEAD = 8, 2**60, 64
@@ -320,18 +318,7 @@ class AnswerDesk:
         return DrawLedger(plane, self._node, self._replica, LEASE_S)
 
     def _on_plane(self, work: Callable[[Transport], Awaitable[T]], *, acts: bool = True) -> T:
-        config, target = self._config, self._target
-
-        async def run() -> T:
-            plane = await connect_node_plane(config, "generator", timeout_s=TIMEOUT_S, url=target.node_url)
-            try:
-                return await work(plane)
-            finally:
-                await plane.close()
-
-        with naming_silent_server(config.node.var_dir, target.node_url):
-            check_listening(config.node.var_dir, target, acts=acts)
-            return asyncio.run(run())
+        return on_node_plane(self._config, self._target, "generator", work, acts=acts)
 
 
 def earned(scored: ScoredGroup, answers: int) -> str:

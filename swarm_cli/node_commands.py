@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,17 +20,14 @@ from shared.contracts.wire import MessageError, is_node_name
 from shared.dead_letters import DeadLetter, read_letters
 from shared.identity.keys import is_public_key
 from shared.roles import OPERATOR
-from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import Conflict, StreamState, TooLarge, Transport
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.node_state import duration
-from swarm_cli.server_diagnosis import naming_silent_server
-from swarm_cli.target import check_listening, default_target
+from swarm_cli.target import default_target, on_node_plane
 
-TIMEOUT_S = 5.0
 TRIES = 10
 MAX_REPORTS = 64
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -232,18 +228,7 @@ def show(
 
 
 def _on_plane(config: ViewConfig, url: str, work: Callable[[Transport], Awaitable[T]], *, acts: bool = True) -> T:
-    target = default_target(config, url)
-
-    async def run() -> T:
-        plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=target.node_url)
-        try:
-            return await work(plane)
-        finally:
-            await plane.close()
-
-    with naming_silent_server(config.node.var_dir, target.node_url):
-        check_listening(config.node.var_dir, target, acts=acts)
-        return asyncio.run(run())
+    return on_node_plane(config, default_target(config, url), OPERATOR, work, acts=acts)
 
 
 def _by_cause(letters: Sequence[DeadLetter]) -> list[list[str]]:

@@ -4,21 +4,23 @@ names, else those of the only run that is running on this machine.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import typer
 
 from shared.config.verifier_section import ViewConfig
+from shared.runtime.planes import connect_node_plane
 from shared.text import visible
-from shared.transport.base import NotConnected
+from shared.transport.base import NotConnected, Transport
 from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.console import note as tell
 from swarm_cli.errors import CommandError
@@ -37,7 +39,8 @@ from swarm_cli.runs import (
 )
 from swarm_cli.server_diagnosis import ServerSilent, naming_silent_server, silent_server
 
-_LISTENS_S = 2.0
+T = TypeVar("T")
+_LISTENS_S, _CONNECT_S = 2.0, 5.0
 _RUNS_NAMED = 5
 LookRunOption = Annotated[
     str,
@@ -305,3 +308,24 @@ def _chosen(config: ViewConfig, run: str, node_url: str, swarm_url: str, only_he
             f"run {run} was not started by `swarm up` on this machine, so its server is not known here: name it with --node-url"
         )
     return replace(default_target(config, "", swarm_url), named=True)
+
+
+def on_node_plane(config: ViewConfig, target: Target, process: str, work: Callable[[Transport], Awaitable[T]], *, acts: bool) -> T:
+    """Run `work` on a connection to the target's node plane, as this process or operator. acts: as
+    for `check_listening`.
+
+    Raises:
+        NotConnected, AccessDenied: the server does not answer in time, or does not admit this user.
+        CommandError: as `check_listening` does.
+    """
+
+    async def run() -> T:
+        plane = await connect_node_plane(config, process, timeout_s=_CONNECT_S, url=target.node_url)
+        try:
+            return await work(plane)
+        finally:
+            await plane.close()
+
+    with naming_silent_server(config.node.var_dir, target.node_url):
+        check_listening(config.node.var_dir, target, acts=acts)
+        return asyncio.run(run())
