@@ -14,6 +14,8 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal
+from rich.table import Table
 
 from shared.config.verifier_section import ViewConfig
 from shared.contracts.streams import STREAMS_FILE, names_of, swarm_streams
@@ -24,7 +26,7 @@ from shared.transport.nats import administration
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
-from swarm_cli.console import count, say
+from swarm_cli.console import cell, count, say, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.backup import KeyOption, PlaneOption, belongs_to, with_connection
@@ -163,7 +165,6 @@ def _limit(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-COLUMNS = 100
 SHOWN = 60
 """The most lines of streams, of consumers and of findings; --json has all."""
 SERVER_CHARACTERS = 24
@@ -231,12 +232,11 @@ def report(
 
     found = with_connection(node_config, plane, key, node_url, swarm_url, look)
     with readable("what is there of the account and its streams"):
-        findings, shown_lines = found.findings(), list(lines(found))
-    if as_json:
-        typer.echo(visible_json({**dataclasses.asdict(found), "findings": findings}, indent=2))
-    else:
-        for line in shown_lines:
-            say(line)
+        findings = found.findings()
+        if as_json:
+            typer.echo(visible_json({**dataclasses.asdict(found), "findings": findings}, indent=2))
+        else:
+            show(found)
     if findings:
         shown = findings[:SHOWN]
         more = [f"and {len(findings) - SHOWN} more (--json has all)"] if findings[SHOWN:] else []
@@ -294,64 +294,36 @@ def _of(consumers: dict[str, Any], entry: dict[str, Any]) -> Sequence[dict[str, 
     return found.entries if found else ()
 
 
-def lines(found: Report) -> Iterator[str]:
-    """The report as text, in lines of at most `COLUMNS` characters; problems come first."""
+def show(found: Report) -> None:
+    """Print the report, with what is wrong first."""
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.at))
-    used, limits = found.account, found.account.get("limits") or {}
-    most = int(limits.get("max_storage", -1))
-    yield _cut(f"{at}, asked {visible(found.server, SERVER_CHARACTERS)} (nats-server {visible(found.version, 20)})")
-    yield _cut(
-        f"account: {_size(int(used.get('storage', 0)))} stored{f' of {_size(most)}' if most >= 0 else ', without a limit'}; "
+    used, most = found.account, int((found.account.get("limits") or {}).get("max_storage", -1))
+    say(f"{at}, asked {visible(found.server, SERVER_CHARACTERS)} (nats-server {visible(found.version, 20)})")
+    say(
+        f"account: {decimal(int(used.get('storage', 0)))} stored{f' of {decimal(most)}' if most >= 0 else ', without a limit'}; "
         f"{used.get('streams', 0)} streams, {used.get('consumers', 0)} consumers"
     )
     wrong_first = sorted(found.streams, key=lambda each: not any(stream_findings(each)))
-    if found.streams:
-        yield ""
-        yield f"{'stream':<34} {'messages':>11} {'size':>9} {'full':>5} {'copies':>6}  leader, and who is behind"
-        yield from (_stream_line(each) for each in wrong_first[:SHOWN])
-        yield from _more(len(found.streams), "streams")
-    consumers = [(stream, consumer) for stream in wrong_first for consumer in stream.consumers]
-    consumers.sort(key=lambda each: (not _stalled(each[1]), not each[1].durable))
-    if consumers:
-        yield ""
-        yield f"{'consumer':<45} {'waiting':>10} {'out':>7} {'again':>7} {'quiet':>9}"
-        yield from (_consumer_line(stream, consumer) for stream, consumer in consumers[:SHOWN])
-        yield from _more(len(consumers), "consumers")
+    streams = Table("stream", "messages", "size", "full", "copies", "leader, and who is behind")
+    for each in wrong_first[:SHOWN]:
+        full = f"{each.fill:.0%}" if each.messages_most or each.bytes_most else "-"
+        copies = f"{1 + len(each.others) - len(each.behind)}/{each.replicas}" if each.leader else "?"
+        told = "; ".join([visible(each.leader, SERVER_CHARACTERS) or "NO LEADER", *each.behind])
+        streams.add_row(cell(each.name), f"{each.messages:,}", decimal(each.bytes), full, copies, cell(told))
+    _print(streams, len(found.streams), "streams")
+    consumers = [(stream.name, each) for stream in wrong_first for each in stream.consumers]
+    consumers.sort(key=lambda each: (not any(_consumer_findings(each[1])), not each[1].durable))
+    table = Table("consumer", "waiting", "out", "again", "quiet")
+    for name, each in consumers[:SHOWN]:
+        figures = (f"{number:,}" for number in (each.pending, each.ack_pending, each.redelivered))
+        table.add_row(cell(f"{name} {each.name}"), *figures, f"{each.quiet_s:,.0f} s")
+    _print(table, len(consumers), "consumers")
     if found.left_out:
-        yield f"{found.left_out} more were left out"
+        say(f"{found.left_out} more were left out")
 
 
-def _stalled(consumer: Consumer) -> bool:
-    return bool(consumer.pending or consumer.ack_pending) and consumer.quiet_s >= STALLED_S
-
-
-def _stream_line(stream: Stream) -> str:
-    full = f"{stream.fill:.0%}" if stream.messages_most or stream.bytes_most else "-"
-    copies = f"{1 + len(stream.others) - len(stream.behind)}/{stream.replicas}" if stream.leader else "?"
-    told = "; ".join([stream.leader or "NO LEADER", *stream.behind])
-    name = visible(stream.name, 34)
-    return _cut(f"{name:<34} {stream.messages:>11,} {_size(stream.bytes):>9} {full:>5} {copies:>6}  {told}")
-
-
-def _consumer_line(stream: Stream, consumer: Consumer) -> str:
-    name = visible(f"{stream.name} {consumer.name}", 45)
-    figures = f"{consumer.pending:>10,} {consumer.ack_pending:>7,} {consumer.redelivered:>7,} {consumer.quiet_s:>7,.0f} s"
-    return _cut(f"{name:<45} {figures}")
-
-
-def _more(total: int, what: str) -> Iterator[str]:
+def _print(table: Table, total: int, what: str) -> None:
+    if total:
+        show_table(table)
     if total > SHOWN:
-        yield f"and {total - SHOWN:,} more {what} (--json has all)"
-
-
-def _size(size_bytes: int) -> str:
-    value, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-
-
-def _cut(line: str) -> str:
-    return visible(line, COLUMNS).rstrip()
+        say(f"and {total - SHOWN:,} more {what} (--json has all)")

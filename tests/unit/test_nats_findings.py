@@ -9,7 +9,7 @@ import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.backup import backup_order, chosen
-from swarm_cli.nats.report import COLUMNS, Report, Stream, lines, read_stream, stream_findings, until_settled
+from swarm_cli.nats.report import Report, Stream, read_stream, show, stream_findings, until_settled
 
 NOW = datetime(2026, 11, 25, 3, 0, tzinfo=UTC)
 
@@ -110,13 +110,16 @@ def test_a_server_alone_leads_what_it_has() -> None:
     assert read_stream(alone, [], "hub", NOW.timestamp()).leader == "hub"
 
 
-def test_a_report_of_hundreds_of_streams_with_hostile_names_stays_on_its_screen_with_what_is_wrong_first() -> None:
+def test_a_report_of_hundreds_of_streams_with_hostile_names_is_short_and_has_what_is_wrong_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     streams = [Stream(f"{'X' * 200}\x1b[2J{number}", leader="nats-0" * 40) for number in range(500)]
     wrong = Stream("LOST")
     report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (*streams, wrong), 7)
-    shown = list(lines(report))
-    assert max(map(len, shown)) <= COLUMNS and len(shown) < 80 and all(line.isprintable() for line in shown)
-    assert shown[4].startswith("LOST ") and "NO LEADER" in shown[4] and shown[-1] == "7 more were left out"
+    show(report)
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 160 and len(shown) < 80 and all(line.isprintable() for line in shown)
+    assert shown[3].startswith("LOST ") and "NO LEADER" in shown[3] and shown[-1] == "7 more were left out"
     assert report.findings() == ["stream LOST has no leader, so it can be neither written nor read"]
 
 
