@@ -21,7 +21,7 @@ from shared.registry import DEFAULT_VERIFIER, VERIFIERS
 from shared.reward_files import BUILT_IN_REWARDS, Part, found_from, is_judged, reward_problems, verifier_words
 from shared.text import error_text
 from swarm_cli.errors import CommandError
-from swarm_cli.task_probe import SMALLER, problems_within
+from swarm_cli.task_probe import SMALLER, begin_deriving
 
 NO_TASK, ALL_NAMES = "there is no such task", "`swarm task list` shows the names of all datasets"
 
@@ -134,7 +134,7 @@ def _underivable(sources: Sequence[TaskSpec], settings: str) -> list[str]:
         asked = [TaskSpec(dataset=source.dataset, config=config) for source in sources if source.source != "file"]
     except ValidationError as error:  # of the settings
         return [str(each["ctx"]["error"]) if "error" in each.get("ctx", {}) else each["msg"] for each in error.errors()]
-    lines = problems_within(asked, 0, SMALLER) if asked else []
+    lines = begin_deriving(asked, 0, SMALLER)().problems if asked else []
     return [line.partition("]] ")[2].partition(": ")[2] if line.startswith("[[") else line for line in lines]
 
 

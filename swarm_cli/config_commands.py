@@ -88,12 +88,12 @@ def check(
     model_facts = read_facts(node_config.model) if known and not toy else None
     # Files are read and a task is derived, as some of reasoning-gym's settings fail only then.
     held_out = 0 if faulty - _NO_SHARES else node_config.eval.tasks
-    tasks = begin_deriving(node_config.tasks, held_out, SMALLER, places, sets=node_config.eval.sets)
+    deriving = begin_deriving(node_config.tasks, held_out, SMALLER, places, sets=node_config.eval.sets)
     untaught = "" if faulty & {"model", "tasks"} else toy_problem(node_config)
-    underivable = tasks.problems()
+    tasks = deriving()
     problems = [
         *filter(None, ["" if "trainer" in faulty else objective_problem(node_config)]),
-        *([sources_message(underivable)] if underivable else []),
+        *([sources_message(tasks.problems)] if tasks.problems else []),
         *([untaught] if untaught else []),
         *entry_problems(node_config),
         *([] if "node" in faulty else [*folder_problems(node_config), *key_file_problems(node_config)]),

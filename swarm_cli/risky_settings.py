@@ -21,7 +21,7 @@ from swarm_cli.observe.verdict import FEWEST_TASKS
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileQuestions
-    from swarm_cli.task_probe import Deriving
+    from swarm_cli.task_probe import Derived
 
 
 HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
@@ -251,7 +251,7 @@ def row_limit_warnings(config: NodeConfig, files: Sequence[FileQuestions]) -> li
     return [sentence for file in files if (sentence := _sentence(file, GROUPS_OF_A_ROW, REMEMBERED_S))]
 
 
-def sharing_warnings(config: NodeConfig, tasks: Deriving) -> list[str]:
+def sharing_warnings(config: NodeConfig, tasks: Derived) -> list[str]:
     """`row_limit_warnings`, and a sentence for each source of which this node refuses all foreign
     groups because no pass is defined.
     """

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from shared.importing import without_collection
@@ -49,6 +49,25 @@ _GONE_S = 10.0
 """What a process that has closed its output may take to end."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """What was found out about task sources.
+
+    problems: as `source_problems`, or one line if finding them took too long or too much memory.
+    files: of sources that had no problem. rewards: what references earn, a line for each source
+    whose reward is the user's choice. awaiting_pass: a line for each source whose reward does not
+    say what passes. rows_in_sets: rows of the sources' files that an evaluation set has too, so
+    that they are not trained on.
+    """
+
+    problems: Sequence[str]
+    files: Sequence[FileQuestions] = ()
+    rewards: Sequence[str] = ()
+    reward_warnings: Sequence[str] = ()
+    awaiting_pass: Sequence[str] = ()
+    rows_in_sets: int = 0
+
+
 class TaskProbe:
     """The process, which begins with `begin` or the first question, and answers one after another:
     importing what it needs takes a second. Use as a context manager; it ends with the context.
@@ -57,17 +76,6 @@ class TaskProbe:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
-        self.files: list[FileQuestions] = []
-        """Of the sources of the last question that had no problem."""
-        self.rewards: list[str] = []
-        """What references earn, a line for each source whose reward is the user's choice."""
-        self.reward_warnings: list[str] = []
-        self.awaiting_pass: list[str] = []
-        """A line for each source whose reward does not say what passes."""
-        self.rows_in_sets = 0
-        """Rows of the sources' files that an evaluation set has too, so that they are not trained
-        on.
-        """
 
     def __enter__(self) -> TaskProbe:
         return self
@@ -89,7 +97,7 @@ class TaskProbe:
                 preexec_fn=ending_with_parent(),
             )
 
-    def problems(
+    def derive(
         self,
         tasks: Sequence[TaskSpec],
         held_out: int,
@@ -97,8 +105,8 @@ class TaskProbe:
         places: Sequence[int] = (),
         deadline_s: float | None = None,
         sets: Sequence[EvalSet] = (),
-    ) -> list[str]:
-        """`source_problems`, or one line if finding them took too long or too much memory.
+    ) -> Derived:
+        """Derive a task of each source.
 
         `held_out`, `places`: as in `source_problems`; `sets`: evaluation sets, which are looked at
         too; `remedy`: what to do if the settings of a source demand too much. The deadline starts
@@ -108,28 +116,27 @@ class TaskProbe:
         why = f"({names}; the settings of one may demand too much): {remedy}"
         asked = {"tasks": [spec.model_dump(mode="json") for spec in tasks], "held_out": held_out, "places": list(places)}
         asked["sets"] = [each.model_dump(mode="json") for each in sets]
-        self.files, self.rewards, self.reward_warnings, self.awaiting_pass = [], [], [], []
         if deadline_s is None:
             deadline_s = DEADLINE_S + sum(_file_s(spec) + LATE_S for spec in (*tasks, *sets))
             deadline_s += 0.0 if all(spec.sandbox for spec in (*tasks, *sets)) else LOADING_S
         if not self._ready():
-            return ["the process that derives the tasks does not start: `python -m swarm_cli.task_probe` says why"]
+            return Derived(
+                problems=["the process that derives the tasks does not start: `python -m swarm_cli.task_probe` says why"]
+            )
         told = self._answer(json.dumps(asked).encode() + b"\n", deadline_s)
         if told is None:
             self._end()
-            return [f"deriving one task from each source took longer than {deadline_s:.0f} s {why}"]
+            return Derived(problems=[f"deriving one task from each source took longer than {deadline_s:.0f} s {why}"])
         if not told.endswith(b"\n"):
             code = self._end(_GONE_S)
-            return [f"the process that derived one task from each source ended with code {code} {why}"]
+            return Derived(problems=[f"the process that derived one task from each source ended with code {code} {why}"])
         answer = json.loads(told)
         if answer["files"]:
             # Imports numpy, which commands without a file do without.
             from shared.tasks.file_rows import FileQuestions
 
-            self.files = [FileQuestions(**{**each, "left_out": tuple(each["left_out"])}) for each in answer["files"]]
-        self.rewards, self.reward_warnings = answer["rewards"], answer["reward_warnings"]
-        self.awaiting_pass, self.rows_in_sets = answer["awaiting_pass"], answer["rows_in_sets"]
-        return [str(problem) for problem in answer["problems"]]
+            answer["files"] = [FileQuestions(**{**each, "left_out": tuple(each["left_out"])}) for each in answer["files"]]
+        return Derived(**answer)
 
     def _ready(self) -> bool:
         """Return whether the process has imported what it needs, for which it has no deadline: a
@@ -172,37 +179,6 @@ class TaskProbe:
         return process.returncode
 
 
-def problems_within(
-    tasks: Sequence[TaskSpec], held_out: int, remedy: str, places: Sequence[int] = (), deadline_s: float | None = None
-) -> list[str]:
-    """`TaskProbe.problems` in a process for this question alone."""
-    return begin_deriving(tasks, held_out, remedy, places, deadline_s).problems()
-
-
-class Deriving:
-    """A process that was started for one question. `files`, `rewards`, `reward_warnings`,
-    `awaiting_pass`, `rows_in_sets`: as in `TaskProbe`, once `problems` has been called.
-    """
-
-    def __init__(self, ask: Callable[[TaskProbe], list[str]]) -> None:
-        self._ask = ask
-        self._begun = TaskProbe()
-        self._begun.begin()
-        self.files: list[FileQuestions] = []
-        self.rewards: list[str] = []
-        self.reward_warnings: list[str] = []
-        self.awaiting_pass: list[str] = []
-        self.rows_in_sets = 0
-
-    def problems(self) -> list[str]:
-        """Hand the process the sources and wait for their problems."""
-        with self._begun as apart:
-            problems = self._ask(apart)
-            self.files, self.rewards, self.reward_warnings = apart.files, apart.rewards, apart.reward_warnings
-            self.awaiting_pass, self.rows_in_sets = apart.awaiting_pass, apart.rows_in_sets
-        return problems
-
-
 def begin_deriving(
     tasks: Sequence[TaskSpec],
     held_out: int,
@@ -210,9 +186,18 @@ def begin_deriving(
     places: Sequence[int] = (),
     deadline_s: float | None = None,
     sets: Sequence[EvalSet] = (),
-) -> Deriving:
-    """Start the process of `problems_within`, which imports what it needs meanwhile."""
-    return Deriving(lambda apart: apart.problems(tasks, held_out, remedy, places, deadline_s, sets))
+) -> Callable[[], Derived]:
+    """Start a process for this question alone, which imports what it needs meanwhile. The returned
+    function asks it, as `TaskProbe.derive` does.
+    """
+    begun = TaskProbe()
+    begun.begin()
+
+    def derive() -> Derived:
+        with begun as apart:
+            return apart.derive(tasks, held_out, remedy, places, deadline_s, sets)
+
+    return derive
 
 
 def _file_s(spec: TaskSpec) -> float:

@@ -132,7 +132,7 @@ class Newcomer:
         node = config.node.id
         # Two processes work while the hub is asked.
         model = _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else list
-        tasks = begin_deriving(config.tasks, config.eval.tasks, _OTHER_TASKS)
+        deriving = begin_deriving(config.tasks, config.eval.tasks, _OTHER_TASKS)
         with self._checking() as checked:
             hub = asyncio.run(look_at_hub(checked, given_key=invitation.credential is not None))
         if hub.reached:
@@ -144,7 +144,8 @@ class Newcomer:
             yield from filter(None, [findings.admission(invitation, node, self.signing_key)])
         yield findings.software(invitation, version("reasoning-gym"))
         yield findings.sizes(config, accepts)
-        yield findings.tasks(config, accepts, _told(tasks.problems()))
+        tasks = deriving()
+        yield findings.tasks(config, accepts, sources_message(tasks.problems) if tasks.problems else "")
         yield from findings.rows(config, tasks.files)
         yield findings.model(config, model())
 
@@ -297,10 +298,6 @@ def prepare(
     settings["nats"]["node_url"] = f"nats://127.0.0.1:{nats_port}"
     ready = load_config(base, settings)
     return Newcomer(invitation, folder, ready, signing_key, hub_key)
-
-
-def _told(problems: list[str]) -> list[str]:
-    return [sources_message(problems)] if problems else []
 
 
 def _model_problems(model: ModelSection, thoroughly: bool) -> Callable[[], list[str]]:

@@ -69,10 +69,10 @@ def model(config: NodeConfig, problems: Sequence[str]) -> Finding:
     return Finding("model", True, config.model.path)
 
 
-def tasks(config: NodeConfig, accepted: Accepted, problems: Sequence[str]) -> Finding:
+def tasks(config: NodeConfig, accepted: Accepted, problem: str) -> Finding:
     """Return whether the tasks can be derived, and whether the swarm accepts any of them."""
-    if problems:
-        return Finding("tasks", False, problems[0])
+    if problem:
+        return Finding("tasks", False, problem)
     taken = [spec for spec in config.tasks if takes(accepted, spec)]
     files = [spec for spec in config.tasks if spec.source == "file" and spec not in taken]
     names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in config.tasks))

@@ -147,12 +147,12 @@ def configuration_findings(overlay: Overlay, apart: TaskProbe) -> list[Finding]:
     found: dict[tuple[str, str, str, str], list[str]] = {}
 
     @cache
-    def task_problems(tasks: str) -> list[str]:
+    def task_problems(tasks: str) -> Sequence[str]:
         config = NodeConfig.model_validate_json(tasks)
         places = [number for number, spec in enumerate(config.tasks) if spec.source != "file"]
         held_out = config.eval.tasks if len(places) == len(config.tasks) else 0
         remedy = "make the sizes in the `config` of its [[tasks]] smaller; if this machine was busy, try again"
-        return apart.problems([config.tasks[number] for number in places], held_out, remedy, places) if places else []
+        return apart.derive([config.tasks[number] for number in places], held_out, remedy, places).problems if places else []
 
     for reader in _readers(overlay):
         config, problems = _loaded(reader)

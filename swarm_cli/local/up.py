@@ -190,11 +190,12 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
     CommandError if a source cannot be used, and returns warnings. alone: whether no other node is
     there.
     """
-    derived = begin_deriving(config.tasks, config.eval.tasks, SMALLER, sets=config.eval.sets)
+    deriving = begin_deriving(config.tasks, config.eval.tasks, SMALLER, sets=config.eval.sets)
 
     def check() -> list[str]:
-        if problems := derived.problems():
-            raise CommandError(f"{sources_message(problems)}\nnothing was started", EXIT_CONFIG)
+        derived = deriving()
+        if derived.problems:
+            raise CommandError(f"{sources_message(derived.problems)}\nnothing was started", EXIT_CONFIG)
         return [
             *left_out_rows(derived.files),
             *([] if alone else sharing_warnings(config, derived)),

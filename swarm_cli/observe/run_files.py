@@ -35,12 +35,6 @@ T = TypeVar("T")
 
 TAIL_BYTES = 65_536
 """Far longer than a line."""
-_OF_UPDATES = (
-    *("loss", "grad_norm", "entropy", "clip_fraction", "importance_ratio", "importance_ratio_max", "importance_weight"),
-    *("truncated_fraction", "dropped_fraction", "kl_behaviour", "kl_reference"),
-)
-"""Fields that a step measures only where there is something to learn."""
-
 
 HeldOutSet = tuple[str, str, int]
 
@@ -159,9 +153,7 @@ def read_steps(node_dir: Path) -> list[dict[str, Any]]:
     counts.
     """
     by_step = {
-        int(line["step"]): _measured(_without_huge(line))
-        for line in read_jsonl(node_dir / METRICS_FILE)
-        if _is_number(line.get("step"))
+        int(line["step"]): _without_huge(line) for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))
     }
     return [by_step[step] for step in sorted(by_step)]
 
@@ -185,7 +177,7 @@ def newest_step(node_dir: Path) -> dict[str, Any]:
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
             if isinstance(value, dict):
-                return _measured(_without_huge(value))
+                return _without_huge(value)
     return {}
 
 
@@ -197,16 +189,6 @@ def unsaved_words(node_dir: Path) -> str:
         return ""
     newest = f"the newest is of step {saved:,}" if saved else "there is none"
     return f"no checkpoint has the policy after step {int(taken):,}: {newest}; the steps since are trained again if it goes on"
-
-
-def _measured(line: dict[str, Any]) -> dict[str, Any]:
-    """`line` with None for what its step did not measure. Trainers used to write 0 there, which is
-    no entropy or loss to average. They wrote 0 for the importance ratio too, which tells such a
-    line: measured it is above 0.
-    """
-    if line.get("updated") is not False or line.get("importance_ratio") != 0:
-        return line
-    return {key: None if key in _OF_UPDATES else value for key, value in line.items()}
 
 
 def _without_huge(line: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from swarm_cli.join.newcomer import JoinFolder, base_config, chosen_name, defaul
 from swarm_cli.observe.node_lines import elsewhere_table
 from swarm_cli.observe.snapshot import hub_state
 from swarm_cli.observe.status import hub_caption, hub_object, omissions
-from swarm_cli.task_probe import problems_within
+from swarm_cli.task_probe import begin_deriving
 from swarm_cli.toml_view import config_toml
 from tests.unit.test_invitation import KEY, SEED, invitation
 
@@ -287,7 +287,8 @@ def test_a_key_that_a_configuration_names_for_another_server_is_not_shown_to_an_
 @pytest.mark.slow  # it imports reasoning-gym in a fresh process
 def test_a_task_that_takes_for_ever_is_a_sentence_and_no_hang() -> None:
     for_ever = {"dataset": "gcd", "config": {"min_numbers": 1_000_000_000, "max_numbers": 1_000_000_000}}
-    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [for_ever]}).tasks, 0, "name others with --tasks", (), 1.0)
+    tasks = load_config(DEMO_CONFIG, {"tasks": [for_ever]}).tasks
+    (told,) = begin_deriving(tasks, 0, "name others with --tasks", (), 1.0)().problems
     assert "took longer than 1 s (gcd;" in told and "name others with --tasks" in told
 
 
@@ -297,8 +298,8 @@ def test_tasks_are_made_apart_with_the_same_verdict(tmp_path: Path) -> None:
     rows.write_text("".join(json.dumps({"question": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(99)))
     own = {"source": "file", "path": str(rows), "verifier": "exact"}
     well = load_config(DEMO_CONFIG, {"tasks": [own, *(spec.model_dump() for spec in DEMO.tasks)]})
-    assert problems_within(well.tasks, well.eval.tasks, "") == []
-    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [own, {"dataset": "gdc"}]}).tasks, 0, "")
+    assert begin_deriving(well.tasks, well.eval.tasks, "")().problems == []
+    (told,) = begin_deriving(load_config(DEMO_CONFIG, {"tasks": [own, {"dataset": "gdc"}]}).tasks, 0, "")().problems
     assert "[[tasks]] 2: gdc: neither reasoning-gym nor an installed package" in told
 
 
@@ -357,11 +358,11 @@ FAULTS = [
     (findings.software(invitation(swarm_schema=1), "0"), False, "update the swarm"),
     (findings.software(invitation(), "0.0.1"), False, "pip install reasoning-gym=="),
     (findings.model(DEMO, ["model.path x: no such folder"]), False, "no such folder"),
-    (findings.tasks(DEMO, ACCEPTS, ["[[tasks]] 1: gcd: no such setting"]), False, "no such setting"),
-    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=[]), []), False, "omit --tasks"),
-    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=ACCEPTS.tasks[:1]), []), True, "accepts 1 of these 4"),
-    (findings.tasks(with_files(), ACCEPTS, []), None, "groups of questions.jsonl are accepted by those that have the same rows"),
-    (findings.tasks(with_files(*DEMO.tasks), ACCEPTS, []), None, "of the others the swarm accepts 4"),
+    (findings.tasks(DEMO, ACCEPTS, "[[tasks]] 1: gcd: no such setting"), False, "no such setting"),
+    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=[]), ""), False, "omit --tasks"),
+    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=ACCEPTS.tasks[:1]), ""), True, "accepts 1 of these 4"),
+    (findings.tasks(with_files(), ACCEPTS, ""), None, "groups of questions.jsonl are accepted by those that have the same rows"),
+    (findings.tasks(with_files(*DEMO.tasks), ACCEPTS, ""), None, "of the others the swarm accepts 4"),
     (findings.sizes(with_tokens(64), ACCEPTS), None, "generator.max_new_tokens = 32"),
     (connected(look(unreachable="no NATS server answers"), invitation()), False, "whether something on the way"),
     (connected(look(refused="the server wants a key"), invitation()), False, "Send its operator this line"),
@@ -380,7 +381,7 @@ def test_what_will_not_do_is_told_with_its_remedy(finding: findings.Finding | No
 
 
 def test_what_is_well_is_said_in_a_line() -> None:
-    assert findings.tasks(DEMO, ACCEPTS, []).ok and findings.sizes(DEMO, ACCEPTS).ok
+    assert findings.tasks(DEMO, ACCEPTS, "").ok and findings.sizes(DEMO, ACCEPTS).ok
     clock = findings.clock(look(), ACCEPTS)
     assert clock is not None and clock.ok and findings.clock(look(skew_s=None), ACCEPTS) is None, (
         "no line without the server's time"

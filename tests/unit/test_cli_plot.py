@@ -106,21 +106,6 @@ def test_the_trailing_mean_and_the_standard_error_are_those_worked_out_by_hand()
     assert standard_error(0.5, 0) == 0.0
 
 
-def test_zeros_that_older_trainers_wrote_for_steps_without_an_update_are_no_measurements(tmp_path: Path) -> None:
-    lines = [
-        {"step": 1, "updated": False, "importance_ratio": 0.0, "entropy": 0.0, "loss": 0.0, "reward_local": 0.0},
-        {"step": 2, "updated": True, "importance_ratio": 1.0, "entropy": 0.5, "loss": 0.0, "reward_local": 0.1},
-        {"step": 3, "updated": False, "importance_ratio": 1.1, "entropy": 0.0, "loss": -0.2, "reward_local": 0.2},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    read = read_steps(tmp_path)
-    assert [(line["entropy"], line["loss"], line["reward_local"]) for line in read] == [
-        (None, None, 0.0),
-        (0.5, 0.0, 0.1),
-        (0.0, -0.2, 0.2),
-    ]
-
-
 def _curves(folder: Path, monkeypatch: pytest.MonkeyPatch, rewards: list[float], sets: list[float]) -> dict[str, Axes]:
     """The axes of a run's plot, by title."""
     node = folder / "alpha"

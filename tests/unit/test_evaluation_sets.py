@@ -129,8 +129,8 @@ def test_the_check_counts_rows_in_both_and_refuses_where_nothing_is_left_or_a_se
     def looked(asked: range, **settings: Any) -> tuple[list[str], int]:
         config = configured(tmp_path, asked)
         sets = [each.model_copy(update=settings) for each in config.eval.sets]
-        deriving = begin_deriving(config.tasks, config.eval.tasks, SMALLER, sets=sets)
-        return deriving.problems(), deriving.rows_in_sets
+        derived = begin_deriving(config.tasks, config.eval.tasks, SMALLER, sets=sets)()
+        return list(derived.problems), derived.rows_in_sets
 
     assert looked(range(30, 50)) == ([], 10)
     problems, _ = looked(range(40))

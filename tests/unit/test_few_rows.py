@@ -71,9 +71,10 @@ def test_the_process_that_reads_the_files_counts_different_questions(tmp_path: P
     Path(path).write_text(Path(path).read_text() + '\n{"question": "What is 3 + 1?", "answer": "4"}\n')
     tasks = configured(tasks=[{"dataset": "gcd", "weight": 3.0}, {"source": "file", "path": path}]).tasks
     with TaskProbe() as apart:
-        assert apart.problems(tasks, 8, "") == []
-        assert apart.files == [FileQuestions(1, path, 20, 2, 0.25)]
-        assert apart.problems(configured().tasks, 8, "") == [] and apart.files == []
+        derived = apart.derive(tasks, 8, "")
+        assert derived.problems == [] and derived.files == [FileQuestions(1, path, 20, 2, 0.25)]
+        derived = apart.derive(configured().tasks, 8, "")
+        assert derived.problems == [] == derived.files
 
 
 @pytest.mark.slow

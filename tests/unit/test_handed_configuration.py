@@ -224,5 +224,5 @@ def test_k8s_check_says_that_a_folder_is_fetched_from_elsewhere() -> None:
 @pytest.mark.slow  # it fills a gibibyte
 def test_a_task_that_takes_too_much_memory_is_a_sentence() -> None:
     large = {"dataset": "graph_color", "config": {"min_num_vertices": 1_000_000_000, "max_num_vertices": 1_000_000_000}}
-    (said,) = task_probe.problems_within(configured(tasks=[large]).tasks, 0, "REMEDY", (), 600.0)
+    (said,) = task_probe.begin_deriving(configured(tasks=[large]).tasks, 0, "REMEDY", (), 600.0)().problems
     assert "graph_color" in said and "longer than" not in said

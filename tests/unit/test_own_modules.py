@@ -12,7 +12,7 @@ from shared.config.model_section import ModelSection
 from swarm_cli.installation import own_modules
 from swarm_cli.local.supervisor import run_lines
 from swarm_cli.model.facts import read_facts
-from swarm_cli.task_probe import problems_within
+from swarm_cli.task_probe import begin_deriving
 from tests.integration.trainer_life import tiny_policy
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_the_processes_of_a_run_import_nothing_from_the_current_folder(elsewhere
 
 @pytest.mark.slow
 def test_the_process_that_tries_a_tokens_tasks_imports_nothing_from_the_current_folder(elsewhere: Path) -> None:
-    assert problems_within(load_config(overrides={"tasks": [{"dataset": "gcd"}]}).tasks, 0, "") == []
+    assert begin_deriving(load_config(overrides={"tasks": [{"dataset": "gcd"}]}).tasks, 0, "")().problems == []
     assert not elsewhere.exists()
 
 

@@ -18,7 +18,7 @@ def children() -> set[str]:
 
 
 def problems(apart: TaskProbe, deadline_s: float | None = None, **task: Any) -> list[str]:
-    return apart.problems(load_config(overrides={"tasks": [task]}).tasks, 0, "REMEDY", (), deadline_s)
+    return list(apart.derive(load_config(overrides={"tasks": [task]}).tasks, 0, "REMEDY", (), deadline_s).problems)
 
 
 def test_one_process_answers_all_questions_and_ends_with_the_context() -> None:
