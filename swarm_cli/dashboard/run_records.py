@@ -290,7 +290,7 @@ def answers_object(base: Samples | None, newest: Samples, names: FileNames) -> d
     left out.
     """
     other_reward = base is not None and None not in (base.scorer, newest.scorer) and base.scorer != newest.scorer
-    first = {_question(each): each for each in (base.samples if base is not None else [])}
+    first = {each.key: each for each in (base.samples if base is not None else [])}
     trained = newest.policy_version > 0
     return {
         "version": newest.policy_version,
@@ -300,7 +300,7 @@ def answers_object(base: Samples | None, newest: Samples, names: FileNames) -> d
                 "dataset": names.shown(each.dataset),
                 "question": cut_text(each.question, QUESTION_CHARACTERS),
                 "reference": None if each.reference is None else cut_text(each.reference, ANSWER_CHARACTERS),
-                "before": _answer(first.get(_question(each)), scored=not other_reward),
+                "before": _answer(first.get(each.key), scored=not other_reward),
                 "now": _answer(each) if trained else None,
             }
             for each in newest.samples[:QUESTIONS_SENT]
@@ -331,13 +331,6 @@ def sets_object(curves: Mapping[str, SetCurve]) -> list[dict[str, Any]]:
         }
         for name, curve in list(curves.items())[:SETS_SENT]
     ]
-
-
-def _question(sample: HeldOutSample) -> tuple[str, int, int]:
-    """What a question is known by: the name of a file's rows changes with the columns that its
-    reward gets.
-    """
-    return sample.question, sample.seed, sample.index
 
 
 def _answer(sample: HeldOutSample | None, *, scored: bool = True) -> list[Any] | None:

@@ -159,12 +159,12 @@ class Process:
         self._rest = b""
 
 
-def _children(pid: int) -> list[int]:
-    """The processes that a running process started; empty on systems other than Linux."""
-    found: list[int] = []
+def _children(pid: int) -> set[int]:
+    """The processes that a running process started, and orphans that became its own."""
+    found: set[int] = set()
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(word) for word in file.read_text().split()]
+        with suppress(OSError):  # a thread that ended
+            found |= {int(word) for word in file.read_text().split()}
     return found
 
 
@@ -257,19 +257,6 @@ async def reaping_orphans(own: Collection[int], *, first_process: bool | None = 
 async def _reap(own: Collection[int]) -> None:
     while True:
         await asyncio.sleep(_EVERY_S)
-        _wait_for_ended(_all_children() - set(own))
-
-
-def _wait_for_ended(pids: Collection[int]) -> None:
-    for pid in pids:
-        with suppress(ChildProcessError):  # somebody else was quicker
-            os.waitpid(pid, os.WNOHANG)
-
-
-def _all_children() -> set[int]:
-    """All of this process's, orphans too."""
-    found: set[int] = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # a thread that ended
-            found |= {int(word) for word in file.read_text().split()}
-    return found
+        for pid in _children(os.getpid()) - set(own):
+            with suppress(ChildProcessError):  # somebody else was quicker
+                os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 (it does not wait)

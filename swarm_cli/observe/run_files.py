@@ -159,9 +159,11 @@ def read_steps(node_dir: Path) -> list[dict[str, Any]]:
 
 
 def thinned(curve: Sequence[T], most: int) -> tuple[T, ...]:
-    """At most `most` points, including the first and the last."""
+    """At most `most` points, evenly spread, including the last and, of several, the first."""
     if len(curve) <= most:
         return tuple(curve)
+    if most == 1:
+        return (curve[-1],)
     return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
 
 

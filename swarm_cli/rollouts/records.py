@@ -137,6 +137,13 @@ class HeldOutSample(msgspec.Struct, frozen=True):
     parts: dict[str, float | None] = {}
     """Of several rewards, the own value of each; None where it does not apply."""
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Text, seed and index, by which a question is known: the name of a file's rows changes
+        with the columns that its reward gets.
+        """
+        return self.question, self.seed, self.index
+
 
 class Samples(msgspec.Struct, frozen=True):
     """One line of `samples.jsonl`: some answers of one evaluation. scorer: as in `EvalReport`."""

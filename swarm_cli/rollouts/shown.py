@@ -18,6 +18,7 @@ from shared.text import cut_text, visible
 from swarm_cli.console import count, indented, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames, with_digits
+from swarm_cli.observe.run_files import thinned
 from swarm_cli.rollouts.judge import Choice, Judge, ScoredAgain, marks, passes
 from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Refusal, Samples, TrainingOutcome, clock
 
@@ -272,15 +273,9 @@ def show_refusal(refusal: Refusal, console: Console, characters: int, names: Fil
         console.print(Text(f"           ({group.completions - len(group.answers)} more, not kept)"))
 
 
-Question = tuple[str, int, int]
-"""Its text, seed and index: the name of a file's rows changes with the columns that its reward
-gets.
-"""
-
-
 def by_question(
     evaluations: Sequence[Samples], task: str, where: str, names: FileNames = UNNAMED
-) -> dict[Question, list[tuple[int, HeldOutSample]]]:
+) -> dict[tuple[str, int, int], list[tuple[int, HeldOutSample]]]:
     """The answers to each question of a dataset, with their policy versions, in order. where: the
     evaluations' source, for the error.
 
@@ -288,27 +283,17 @@ def by_question(
         CommandError: there are none.
     """
     meant = names.meant(task)
-    found: dict[Question, list[tuple[int, HeldOutSample]]] = {}
+    found: dict[tuple[str, int, int], list[tuple[int, HeldOutSample]]] = {}
     for evaluation in evaluations:
         for sample in evaluation.samples:
             if sample.dataset in meant:
-                question = (sample.question, sample.seed, sample.index)
-                found.setdefault(question, []).append((evaluation.policy_version, sample))
+                found.setdefault(sample.key, []).append((evaluation.policy_version, sample))
     if found:
         return found
     known = sorted({sample.dataset for evaluation in evaluations for sample in evaluation.samples})
     if not known:
         raise CommandError(f"{where} holds no held-out answers: wait for the first evaluation, or name another run with --run")
     raise CommandError(f"{where} holds no held-out answers of {task[:80]!r}: choose among {', '.join(map(names.shown, known))}")
-
-
-def spread(answers: Sequence[tuple[int, HeldOutSample]], most: int) -> list[tuple[int, HeldOutSample]]:
-    """At most `most` answers, evenly spread, including the first and the last. Pure."""
-    if len(answers) <= most:
-        return list(answers)
-    if most == 1:
-        return [answers[-1]]
-    return [answers[round(place * (len(answers) - 1) / (most - 1))] for place in range(most)]
 
 
 def show_question(
@@ -321,7 +306,7 @@ def show_question(
     if first.reference is not None:
         console.print(Text("reference: " + indented(cut_text(first.reference, characters))))
     table = Table("version", "reward", "tokens", "ended by", "answer", show_lines=True)
-    shown = spread(answers, most)
+    shown = thinned(answers, most)
     for version, sample in shown:
         reward = "" if sample.reward is None else f"{sample.reward:.3g} "
         parts = "".join(f"\n{name}: {value}" for name, value in part_words(sample.parts))

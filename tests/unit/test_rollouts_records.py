@@ -17,8 +17,8 @@ from shared.run_records import BATCHES_FILE, SAMPLES_FILE, TRAINED_FILE, Bounded
 from shared.tasks.derive import derive_task, task_ref
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
+from swarm_cli.observe.run_files import thinned
 from swarm_cli.rollouts.records import TrainedRecords, read_samples, training_outcome
-from swarm_cli.rollouts.shown import spread
 from swarm_cli.runs import NOTE
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\u2066"
@@ -156,8 +156,8 @@ def test_the_newest_run_is_looked_at_unless_one_is_named(tmp_path: Path) -> None
 
 def test_of_many_versions_the_first_the_last_and_some_between_are_shown() -> None:
     answers: list[Any] = [(version, None) for version in range(101)]
-    assert [version for version, _ in spread(answers, 3)] == [0, 50, 100]
-    assert [version for version, _ in spread(answers, 1)] == [100] and spread(answers[:2], 5) == answers[:2]
+    assert [version for version, _ in thinned(answers, 3)] == [0, 50, 100]
+    assert [version for version, _ in thinned(answers, 1)] == [100] and thinned(answers[:2], 5) == tuple(answers[:2])
 
 
 def test_a_destroyed_record_of_batches_is_named(tmp_path: Path) -> None:
