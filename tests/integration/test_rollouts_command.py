@@ -290,7 +290,7 @@ async def test_the_path_of_a_group_is_told_of_every_node_that_had_it(server: Nat
     (tmp_path / "runs" / "one" / "alpha").mkdir()
     record.write_bytes(msgspec.json.encode(refused) + b"\n")
 
-    done = swarm(server, "alpha", "--group", name[:8], "--run", "one", var_dir=tmp_path)
+    done = swarm(server, "--group", name[:8], "--run", "one", var_dir=tmp_path)
     lines = [line.split("  ", 1)[1] for line in done.stdout.splitlines()]
     assert lines[:2] == ["alpha  scored: rewards 0.25, 1", "beta  taken in, from alpha: rewards 0.25, 1"], done.stderr
     assert lines[2].startswith("gamma  refused: copied: says what") and lines[3].startswith("beta  in the batch of step 7: ")

@@ -19,7 +19,7 @@ from shared.config import load_config
 from shared.run_records import read_jsonl
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.local.control import add, holding_run
+from swarm_cli.local.control import holding_run
 from swarm_cli.observe.plot import plot
 from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
 from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples
@@ -127,13 +127,6 @@ def test_a_run_is_started_with_the_links_and_sockets_that_a_run_makes(folder: Pa
         left.bind(str(folder / "up.sock"))
     with holding_run(folder):
         pass
-
-
-def test_no_node_is_added_to_a_running_run_that_leads_out(folder: Path, tmp_path: Path) -> None:
-    with holding_run(folder):
-        linked_folder(folder)
-        with pytest.raises(CommandError, match="beta is a link to"):
-            add("gift", nodes=1, var_dir=tmp_path)
 
 
 def test_a_link_to_another_process_s_lock_is_no_running_run(folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -82,7 +83,10 @@ def test_a_group_says_who_judged_which_part_of_each_answer() -> None:
     assert plain is not None and plain["completions"][0]["judged"]["read_as"] is None
 
 
-def test_a_foreign_answer_that_does_not_pass_is_shown_as_wrong_and_with_no_reward_that_nobody_gave() -> None:
+def test_a_foreign_answer_that_does_not_pass_is_shown_as_wrong_and_with_no_reward_that_nobody_gave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # otherwise a table goes to the pipe that a test's output is
     made = batch(4, item("alpha", "beta", -1.0, -2.0), item("alpha", "alpha", -1.0, -2.0))
     foreign, local = (replace(each.scored, passed=[True, False]) for each in made.items)
     paid = load_config(DEMO_CONFIG, {"verifier": {"foreign_partial_credit": True}})
