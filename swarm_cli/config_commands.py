@@ -51,21 +51,13 @@ config_app = typer.Typer(name="config", help="Show or check a node's configurati
 def show(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Every setting, not only basic and changed ones.")] = False,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Only the defaults, of every setting.")] = False,
 ) -> None:
     """Print the basic settings and those that differ from their default, with their descriptions,
     as TOML.
     """
-    if defaults and config:
-        raise CommandError("--defaults reads no file: omit --config")
-    if defaults:
-        typer.echo(f"# the defaults\n{config_toml(NodeConfig.model_construct())}", nl=False)
-    else:
-        chosen = load_chosen(config, NodeConfig)
-        rest = (
-            "" if everything else f"\n# and {left_out(chosen, BASIC)} settings that most users leave unchanged: --all prints them"
-        )
-        typer.echo(f"# {sources(config)}{rest}\n{config_toml(chosen, None if everything else BASIC)}", nl=False)
+    chosen = load_chosen(config, NodeConfig)
+    rest = "" if everything else f"\n# and {left_out(chosen, BASIC)} settings that most users leave unchanged: --all prints them"
+    typer.echo(f"# {sources(config)}{rest}\n{config_toml(chosen, None if everything else BASIC)}", nl=False)
 
 
 @config_app.command()

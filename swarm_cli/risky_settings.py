@@ -29,14 +29,13 @@ HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
 to 1e-5, the demo's toy 1e-4, and adapters ten times that.
 """
 _LONG_ANSWER = 65_536
-TOY_RATE, TOY_TOKENS = 5e-5, 16
-LOWEST_RATE, LONGEST_WARMUP, FEWEST_STEPS, RARE_SHARE, SHORTEST_AGE_S = 1e-9, 10_000, 50, 1e-4, 10.0
+TOY_RATE, TOY_TOKENS, FEWEST_STEPS = 5e-5, 16, 50
 _HOT, _COLD = 1.5, 0.3
 
 
 def risky_settings(config: NodeConfig) -> list[str]:
     """A sentence for each setting that is likely to ruin the run, with the usual value."""
-    return [*_training_ruin(config), *_never_taken(config), *_sampling_ruin(config), *_shown_key(config)]
+    return [*_training_ruin(config), *_sampling_ruin(config), *_shown_key(config)]
 
 
 def unlike_its_source(config: NodeConfig) -> list[str]:
@@ -119,14 +118,10 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
     if trainer.learning_rate > (HIGHEST_ADAPTER_RATE if adapters else HIGHEST_RATE):
         usual = "1e-5 to 1e-4 with adapters" if adapters else "1e-6 to 1e-5 for a pretrained model"
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
-    if trainer.learning_rate < LOWEST_RATE:
-        yield f"trainer.learning_rate = {trainer.learning_rate:g}: too low to change the weights; usual is 1e-6 to 1e-5"
-    planned = trainer.max_steps if trainer.max_steps >= FEWEST_STEPS else LONGEST_WARMUP  # fewer are a try
-    if trainer.warmup_steps > planned:
-        of = f"max_steps = {planned:,}" if planned == trainer.max_steps else "a usual run"
+    if FEWEST_STEPS <= trainer.max_steps < trainer.warmup_steps:  # fewer steps are a try
         yield (
-            f"trainer.warmup_steps = {trainer.warmup_steps:,}: longer than {of}, so the learning rate is never reached; usual is "
-            "0 to 20"
+            f"trainer.warmup_steps = {trainer.warmup_steps:,}: longer than max_steps = {trainer.max_steps:,}, so the learning rate "
+            "is never reached; usual is 0 to 20"
         )
     with suppress(ValueError, TypeError):  # `swarm_cli.config_checks.objective_problem` says why
         yield from departures(trainer, configured_objective(config).objective)
@@ -141,29 +136,10 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
             yield f"[[tasks]] {name}: sandbox = false, so no group of it is taken from another node; local groups alone train on it"
     if not config.sampler.local:
         yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
-    if config.eval.tasks and config.eval.every_versions > LONGEST_WARMUP:
-        yield (
-            f"eval.every_versions = {config.eval.every_versions:,}: the policy is evaluated at the start and at the end alone; "
-            "usual is 10 to 100"
-        )
     if not config.eval.tasks:
         yield "eval.tasks = 0: nothing measures whether the policy gets better or worse; 200 held-out questions are enough"
     elif config.eval.tasks < FEWEST_TASKS:
         yield f"eval.tasks = {config.eval.tasks}: too few to judge a run by at its end; set {FEWEST_TASKS} or more"
-
-
-def _never_taken(config: NodeConfig) -> Iterator[str]:
-    """Settings under which a source or all foreign groups are left out for good."""
-    age_s = config.sampler.max_external_age_s
-    if config.sampler.external and age_s < SHORTEST_AGE_S:
-        yield f"sampler.max_external_age_s = {age_s:g}: nearly every foreign group is older when it arrives; usual is 600"
-    total = sum(spec.weight for spec in config.tasks)
-    for spec in config.tasks:
-        if spec.weight < RARE_SHARE * total:
-            yield (
-                f"[[tasks]] {visible(spec.dataset or spec.file_name, 80)}: weight = {spec.weight:g} of {total:g}: it is hardly "
-                "ever drawn; leave the entry out, or give it a larger weight"
-            )
 
 
 def _sampling_ruin(config: NodeConfig) -> Iterator[str]:

@@ -66,8 +66,6 @@ def _sections(section: BaseModel, path: tuple[str, ...], only: Container[str] | 
         value = getattr(section, name)
         if isinstance(value, BaseModel) or (isinstance(value, list) and value and isinstance(value[0], BaseModel)):
             nested.append((name, value))
-        elif value == [] and not path:
-            yield f"# no [[{name}]]; at least one is needed"
         elif only is None or ".".join((*path, name)) in only or _default(field, value):
             lines += _field(name, field, value)
     if path and lines:

@@ -82,9 +82,7 @@ async def _with_connection(
 ) -> T:
     # A key from the command line replaces the configured one of the chosen plane only.
     node_url, swarm_url = urls
-    field = "node_key_file" if plane is Plane.NODE else "swarm_key_file"
-    if key is not None:
-        config = config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})
+    config = with_key(config, "node_key_file" if plane is Plane.NODE else "swarm_key_file", key)
     if plane is Plane.SWARM and swarm_url is None:
         raise CommandError("nats.swarm_url is none, so this node has no swarm plane: set nats.swarm_url, or use --plane node")
     if plane is Plane.NODE:
@@ -97,6 +95,11 @@ async def _with_connection(
         return await work(connection_of(transport))
     finally:
         await transport.close()
+
+
+def with_key(config: ViewConfig, field: str, key: Path | None) -> ViewConfig:
+    """The configuration with the key file of a command line, if there is one, in `nats.<field>`."""
+    return config if key is None else config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})
 
 
 FORMAT = 1

@@ -45,7 +45,7 @@ from swarm_cli.nats.account_list import (
     named_node,
     public_key_of,
 )
-from swarm_cli.nats.backup import backup, restore
+from swarm_cli.nats.backup import backup, restore, with_key
 from swarm_cli.nats.report import report
 from swarm_cli.nats.server_config import (
     HOSTED_GIB,
@@ -239,10 +239,10 @@ async def _init(config: ViewConfig, plane: Plane, key: Path | None, lowering: Lo
     at_node = at_swarm = None
     async with AsyncExitStack() as connected:
         if plane is not Plane.SWARM:
-            at_node = await connect_node_plane(_with_key(config, "node_key_file", key), OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
+            at_node = await connect_node_plane(with_key(config, "node_key_file", key), OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
             connected.push_async_callback(at_node.close)
         if plane is not Plane.NODE:
-            at_swarm = await connect_swarm_plane(_with_key(config, "swarm_key_file", key), OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
+            at_swarm = await connect_swarm_plane(with_key(config, "swarm_key_file", key), OPERATOR, timeout_s=CONNECT_TIMEOUT_S)
             connected.push_async_callback(at_swarm.close)
         if lowering is Lowering.REFUSE:
             policies = policies_stream(node, replicas=nats.replicas)
@@ -308,12 +308,6 @@ def _storage(plane: Plane, gib: int | None, domain: str) -> Storage | None:
 
 def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path) -> Upstream:
     return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, public_key_of(folder / node / "swarm.nk")) for node in nodes))
-
-
-def _with_key(config: ViewConfig, field: str, key: Path | None) -> ViewConfig:
-    if key is None:
-        return config
-    return config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})
 
 
 def _check_interval(text: str) -> None:

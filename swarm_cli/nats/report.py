@@ -314,9 +314,9 @@ def show(found: Report) -> None:
     consumers = [(stream.name, each) for stream in wrong_first for each in stream.consumers]
     consumers.sort(key=lambda each: (not any(_consumer_findings(each[1])), not each[1].durable))
     table = Table("consumer", "waiting", "out", "again", "quiet")
-    for name, each in consumers[:SHOWN]:
-        figures = (f"{number:,}" for number in (each.pending, each.ack_pending, each.redelivered))
-        table.add_row(cell(f"{name} {each.name}"), *figures, f"{each.quiet_s:,.0f} s")
+    for of, consumer in consumers[:SHOWN]:
+        figures = (f"{number:,}" for number in (consumer.pending, consumer.ack_pending, consumer.redelivered))
+        table.add_row(cell(f"{of} {consumer.name}"), *figures, f"{consumer.quiet_s:,.0f} s")
     _print(table, len(consumers), "consumers")
     if found.left_out:
         say(f"{found.left_out} more were left out")

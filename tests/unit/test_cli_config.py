@@ -98,16 +98,6 @@ def test_config_show_names_the_default_of_each_value_that_differs_and_of_no_othe
 
 
 @pytest.mark.slow
-def test_config_show_defaults_prints_the_defaults_alone_and_reads_back_with_a_task(tmp_path: Path) -> None:
-    shown = swarm("config", "show", "--defaults", SWARM_TRAINER__GRAD_CLIP="0.5")
-    assert shown.returncode == 0 and shown.stdout.startswith("# the defaults\n") and "(default:" not in shown.stdout
-    printed = tmp_path / "printed.toml"
-    printed.write_text(shown.stdout + '[[tasks]]\ndataset = "gcd"\n')
-    assert load_config(printed) == load_config(None, {"tasks": [{"dataset": "gcd"}]})
-    assert swarm("config", "show", "--defaults", "--config", str(DEMO_CONFIG)).returncode == 1
-
-
-@pytest.mark.slow
 def test_a_list_in_the_environment_that_is_no_json_ends_config_check_with_78_and_one_sentence() -> None:
     checked = swarm("config", "check", SWARM_TRAINER__CONSTANTS__BETAS="0.8,0.9")
     assert checked.returncode == 78

@@ -48,12 +48,7 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
             "trainer.clip_low = 0.2: gspo as published has 0.0003",
         ),
         ({"tasks": [{"dataset": "simple_integration"}]}, "simple_integration: it is scored locally only"),
-        ({"trainer": {"learning_rate": 1e-300}}, "trainer.learning_rate = 1e-300: too low"),
-        ({"trainer": {"warmup_steps": 10**18}}, "trainer.warmup_steps = 1,000,.* longer than a usual run"),
         ({"trainer": {"warmup_steps": 80, "max_steps": 60}}, "warmup_steps = 80: longer than max_steps = 60"),
-        ({"tasks": [{"dataset": "gcd", "weight": 1e-300}, {"dataset": "lcm"}]}, "gcd: weight = 1e-300 of 1: it is hardly ever"),
-        ({"eval": {"every_versions": 10**9}}, "eval.every_versions = 1,000,000,000"),
-        ({"sampler": {"max_external_age_s": 1.0}}, "sampler.max_external_age_s = 1: nearly every"),
         (
             {"trainer": {"objective": "dr_grpo", "objective_options": {"advantage_scale": "group"}}},
             "trainer.objective_options.advantage_scale = group: dr_grpo .* none",
