@@ -99,7 +99,7 @@ compiled-tests: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test  ## Measure speed compared with plain loops; writes var/bench.md
 	$(BIN)/python -m benchmarks
 
-gpu-check: $(VENV)/.installed-dev  ## Check parity, resume, speed, memory, deltas and learning on one GPU (about twelve minutes); writes var/gpu-check.md (GPU_FLAGS="--model folder")
+gpu-check: $(VENV)/.installed-dev  ## Check parity, resume, speed, memory, deltas and learning on one GPU (a quarter of an hour); writes var/gpu-check.md (GPU_FLAGS="--model folder")
 	$(BIN)/python -m benchmarks.gpu $(GPU_FLAGS)
 
 chaos: $(VENV)/.installed-test  ## Inject faults everywhere and check that nothing is lost (half an hour); writes the figures of docs/reliability.md

@@ -21,8 +21,9 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -72,12 +73,15 @@ SHAPES = (
 )
 
 
-def config_for(model_folder: Path, folder: Path, shape: Shape) -> NodeConfig:
-    """A node that trains on the shape's batches; the policy check drops none of their texts."""
+def config_for(model_folder: Path, folder: Path, shape: Shape, **model: str) -> NodeConfig:
+    """A node that trains on the shape's batches; the policy check drops none of their texts. model:
+    more of that section, such as `device`.
+    """
     # Random text is unlikely, and all of it is meant to be trained on.
     allowed = {"policy_check_fraction": 1.0, "foreign_logprob_slack": 50.0, "min_foreign_logprob": -50.0}
     constants = allowed | shape.trainer.get("constants", {})
-    return node_config(model_folder, folder, trainer={"learning_rate": 1e-5, **shape.trainer, "constants": constants})
+    trainer = {"learning_rate": 1e-5, **shape.trainer, "constants": constants}
+    return node_config(model_folder, folder, model_section=model, trainer=trainer)
 
 
 def question_of(learner: Learner, tokens: int) -> str:
@@ -185,30 +189,39 @@ def print_positions(model_folder: Path, folder: Path, prompt: int, answer: int) 
         )
 
 
-def print_speed(model_folder: Path, folder: Path, prompt: int, answer: int, pairs: int) -> None:
-    """Print trained tokens a second of a default sharing step beside a bare loop and TRL."""
+def speeds(
+    config: NodeConfig, folder: Path, prompt: int, answer: int, pairs: int
+) -> Iterator[tuple[str, list[float], list[float]]]:
+    """The name of a plain loop (a bare loop, and TRL if it is installed), and in pairs the trained
+    tokens a second of a default sharing step and of that loop on the sequences that the step
+    trained on.
+    """
     warnings.simplefilter("ignore")
-    config = config_for(model_folder, folder, SHARING)
-    learner, bare, trl = Learner(config), BareLoop(config, pad_token_id=0), Trl(config, folder)
+    learner = Learner(config)
     batches = [sharing_batch(learner, SHARING, number, prompt, answer) for number in range(1, pairs + 2)]
     learner.step(batches[0])
     # Which candidates are chosen does not change the size of a step.
-    rows, inputs = (side(trained_on(learner, batches[0])) for side in (bare.tensors, trl.inputs))
+    trained = trained_on(learner, batches[0])
 
     async def product(turn: int) -> float:
         torch.use_deterministic_algorithms(True, warn_only=True)
         started = time.perf_counter()
-        record = learner.step(batches[turn])
+        record = learner.step(batches[turn])  # it reads its figures from the device, so that all is done
         return record.tokens / (time.perf_counter() - started)
 
-    async def loop(_turn: int) -> float:
-        return bare.steps([rows])
+    for name in ("bare loop", *(["TRL"] if find_spec("trl") else [])):
+        loop: BareLoop | Trl = BareLoop(config, pad_token_id=0) if name == "bare loop" else Trl(config, folder)
+        rows = loop.tensors(trained) if isinstance(loop, BareLoop) else loop.inputs(trained)
 
-    async def peer(_turn: int) -> float:
-        return trl.steps([inputs])
+        async def plain(_turn: int, loop: BareLoop | Trl = loop, rows: Any = rows) -> float:
+            return loop.steps([rows])
 
-    for name, plain in (("bare loop", loop), ("TRL", peer)):
-        ours, theirs = asyncio.run(in_turns(product, plain, pairs=pairs))
+        yield name, *asyncio.run(in_turns(product, plain, pairs=pairs))
+
+
+def print_speed(model_folder: Path, folder: Path, prompt: int, answer: int, pairs: int) -> None:
+    """Print trained tokens a second of a default sharing step beside a bare loop and TRL."""
+    for name, ours, theirs in speeds(config_for(model_folder, folder, SHARING), folder, prompt, answer, pairs):
         ratios = quotients(ours, theirs)
         print(
             f"prompts of {prompt}, answers of {answer}: trained tokens/s {statistics.median(ours):,.0f}, {name} "

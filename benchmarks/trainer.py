@@ -225,7 +225,7 @@ class Trl:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from trl import GRPOConfig, GRPOTrainer
 
-        trainer = config.trainer
+        trainer, device = config.trainer, resolve_device(config.model.device)
         clip_low, clip_high = configured_objective(config).objective.clip
         model = AutoModelForCausalLM.from_pretrained(
             config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
@@ -247,8 +247,8 @@ class Trl:
             max_grad_norm=trainer.grad_clip,
             optim="adamw_torch_fused",
             gradient_checkpointing=False,
-            bf16=False,
-            use_cpu=True,
+            bf16=resolve_dtype(config.model.dtype, device) == torch.bfloat16,
+            use_cpu=device.type == "cpu",
             report_to=[],
             save_strategy="no",
             disable_tqdm=True,

@@ -24,6 +24,7 @@ PARTS = {
     "resume": ("benchmarks.gpu.training", "check_resume", 60),
     "sharded": ("benchmarks.gpu.training", "check_sharded", 60),
     "speed": ("benchmarks.gpu.training", "check_speed", 120),
+    "sharing": ("benchmarks.gpu.training", "check_sharing", 240),
     "deltas": ("benchmarks.gpu.training", "check_deltas", 60),
     "publish": ("benchmarks.gpu.training", "check_publish", 60),
     "turns": ("benchmarks.gpu.turns", "check", 200),

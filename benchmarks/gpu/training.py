@@ -9,13 +9,16 @@ import os
 import socket
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import step_positions
 from benchmarks.gpu.setting import Finding, Setting, config_for, random_model, small_model
+from benchmarks.measuring import quotients
 from benchmarks.policy import TrainerToGenerator
 from benchmarks.trainer import BareLoop, completion_tokens
 from benchmarks.workload import node_config, node_plane, random_batch, running_server
@@ -91,6 +94,35 @@ def _speed(setting: Setting, name: str, folder: Path) -> list[Finding]:
                 held=our_peak <= their_peak,
             )
         )
+    return found
+
+
+def check_sharing(setting: Setting) -> list[Finding]:
+    """A default sharing step in bfloat16, its choice of candidates included, beside a bare loop and
+    TRL on the sequences that it trained on, in pairs.
+    """
+    models = [small_model(setting)] + ([] if setting.short else [random_model(setting, "0.5B")])
+    pairs = 2 if setting.short else 6
+    found = []
+    for name, folder in models:
+        for answer in (12,) if setting.short else (300, 1000):
+            config = step_positions.config_for(
+                folder,
+                setting.folder,
+                replace(step_positions.SHARING, trainer={"token_budget": 16_384}),
+                device=setting.device,
+                dtype="bfloat16",
+            )
+            for loop, ours, theirs in step_positions.speeds(config, setting.folder, _PROMPT, answer, pairs):
+                ratios = quotients(ours, theirs)
+                found.append(
+                    Finding(
+                        part="sharing",
+                        measured=f"{name}, bfloat16, answers of {answer}: trained tokens/s of a default sharing step over {loop}'s",
+                        found=f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, n={len(ratios)}; "
+                        f"{statistics.median(ours):,.0f} over {statistics.median(theirs):,.0f})",
+                    )
+                )
     return found
 
 

@@ -11,6 +11,7 @@ import torch
 
 from services.generator.engines import EngineError, SamplingParams, create_engine
 from services.generator.engines.batching import WAYS, Batching, UnsafeModel, batches, choose_batching
+from services.generator.engines.transformers_engine import draw_tokens
 from tests.architectures.checks import PROMPTS, alone
 from tests.architectures.tiny import tiny_model
 from tests.engines.conftest import Run
@@ -67,3 +68,12 @@ def test_every_prompt_is_in_one_batch_and_only_padding_mixes_lengths(way: Batchi
     assert max(map(len, found)) == 2
     mixed = any(len({len(prompts[number]) for number in numbers}) > 1 for numbers in found)
     assert mixed == way.padded
+
+
+def test_tokens_are_drawn_by_their_probability_and_excluded_ones_never() -> None:
+    probabilities = torch.tensor([[0.0, 0.2, 0.0, 0.5, 0.3, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    rows = probabilities.repeat_interleave(20_000, dim=0)
+    drawn = draw_tokens(rows, torch.Generator().manual_seed(1)).view(3, -1)
+    shares = torch.stack([torch.bincount(each, minlength=6) for each in drawn]) / drawn.shape[1]
+    assert (shares[probabilities == 0] == 0).all()
+    torch.testing.assert_close(shares, probabilities, atol=0.015, rtol=0)  # four standard errors

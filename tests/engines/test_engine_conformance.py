@@ -108,7 +108,7 @@ def test_a_completion_ends_where_the_context_does(subject: Subject, run: Run) ->
     long, short = [7] * (CONTEXT_LENGTH - 5), [7, 8]
     [[cut], [whole]] = run(subject.engine.generate([long, short], 1, SamplingParams(max_new_tokens=20), seed=11))
     assert (len(cut.token_ids), cut.finish_reason) == (5, "length")
-    assert len(whole.token_ids) == 20
+    assert len(whole.token_ids) == 20 or whole.finish_reason == "stop"
     with pytest.raises(EngineError, match=f"prompt 1 has {CONTEXT_LENGTH} tokens.*max_model_len"):
         run(subject.engine.generate([short, [7] * CONTEXT_LENGTH], 1, SamplingParams(), seed=0))
 

@@ -275,6 +275,18 @@ def processed_logprobs(logits: Tensor, params: SamplingParams) -> Tensor:
     return torch.log_softmax(logits, dim=-1)
 
 
+def draw_tokens(probabilities: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one index of each row `[rows, vocabulary]`, as `torch.multinomial` does; `[rows, 1]`.
+
+    The sums are exact enough in float64, and on a CPU this takes a tenth of multinomial's time,
+    which was a tenth of a step of a small model.
+    """
+    sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    drawn = torch.rand(len(sums), 1, dtype=torch.float64, device=sums.device, generator=generator) * sums[:, -1:]
+    # Of equal sums the first belongs to the token with a probability. Never past the last of these.
+    return torch.searchsorted(sums, torch.minimum(drawn, sums[:, -1:] * (1 - 1e-12)), right=True)
+
+
 @torch.inference_mode()
 def sample_completions(
     model: Any,
@@ -292,8 +304,8 @@ def sample_completions(
     """Sample `n` completions of each prompt and return them prompt by prompt.
 
     The prompts are computed together, so they must have the same length unless `way` pads. Rows
-    that have ended are dropped once they are half of the batch. `limits[i]` is the most tokens that
-    may follow prompt i. `keep_on` is called before every step and may raise.
+    that have ended are dropped once they are an eighth of the batch. `limits[i]` is the most tokens
+    that may follow prompt i. `keep_on` is called before every step and may raise.
     """
     device = model.device
     text = BatchRows(model, prompts, n, way, pad_token_id)
@@ -306,10 +318,8 @@ def sample_completions(
     for step in range(1, max(limits) + 1):
         keep_on()
         logprobs = processed_logprobs(text.logits, params)
-        if params.temperature == 0.0:
-            chosen = logprobs.argmax(dim=-1, keepdim=True)
-        else:
-            chosen = torch.multinomial(logprobs.exp(), 1, generator=generator)
+        greedy = params.temperature == 0.0
+        chosen = logprobs.argmax(dim=-1, keepdim=True) if greedy else draw_tokens(logprobs.exp(), generator)
         ended = torch.isin(chosen.squeeze(1), ends)
         for row, token_id, logprob, is_alive, is_end in zip(
             batch,
@@ -328,7 +338,7 @@ def sample_completions(
         n_alive = int(alive.sum())
         if n_alive == 0:
             break
-        if 2 * n_alive <= len(batch) and text.can_keep:
+        if 8 * n_alive <= 7 * len(batch) and text.can_keep:
             kept = alive.nonzero().squeeze(1)
             text.keep(kept)
             chosen, row_limits = chosen[kept], row_limits[kept]
