@@ -36,8 +36,8 @@ from shared.model.reading import load_tokenizer
 from shared.tasks import HeldOut, held_out_tasks
 from shared.tasks.derive import derive_item
 from shared.tasks.environments import play
+from shared.tasks.scoring import score_texts
 from shared.tasks.specs import checked_config
-from shared.tasks.verifiers import score_texts
 
 HERE = Path(__file__).resolve().parent
 GAMES = Path("var/games.jsonl")

@@ -206,3 +206,10 @@ def test_by_default_no_answer_of_a_peer_is_left_out_and_every_right_answer_in_ab
     record = policy.step(batch_of(1, [*local, *peers, *hostile]))
     assert record.absurd_of["gamma"] >= 12
     assert record.absurd_of.get("beta", 0) <= 2, "of 96 answers that the policy itself could have given"
+
+
+def test_a_step_of_which_every_answer_is_absurd_ends_without_a_gradient() -> None:
+    rng = random.Random(9)
+    absurd = answers(2, [poisoned("5", rng), poisoned("6", rng)], [1.0, 0.0])
+    record = learner().step(batch_of(1, [absurd]))
+    assert not record.updated and record.answers_absurd == 2

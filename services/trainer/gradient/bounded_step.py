@@ -318,8 +318,9 @@ class _Step:
             parameter.grad = gradient
 
     def multiply(self, factor: float) -> None:
-        if factor != 1.0:
-            torch._foreach_mul_([gradient for gradient in self.gradients() if gradient is not None], factor)
+        # None at all if every answer that could have moved the policy was left out.
+        if factor != 1.0 and (found := [gradient for gradient in self.gradients() if gradient is not None]):
+            torch._foreach_mul_(found, factor)
 
     def norm(self) -> float:
         """Norm of the gradients."""
