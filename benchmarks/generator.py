@@ -113,9 +113,7 @@ class ServiceSide:
 
 
 def _config(folder: Path, url: str, engine: str) -> NodeConfig:
-    return node_config(
-        folder, url, generator={"engine": engine, "threads": 1}, sampler={"external": 0, "local": FREE_DRAWS, "max_staleness": 0}
-    )
+    return node_config(folder, url, generator={"engine": engine}, sampler={"external": 0, "local": FREE_DRAWS, "max_staleness": 0})
 
 
 def _draws(turn: int, groups: int) -> range:

@@ -158,7 +158,7 @@ def _config(folder: Path, shape: StepShape) -> NodeConfig:
             "device": "cpu",
             "dtype": "float32",
         },
-        trainer={"token_budget": shape.budget, "threads": 1, "warmup_steps": 0, "objective": "dapo"},
+        trainer={"token_budget": shape.budget, "warmup_steps": 0, "objective": "dapo"},
         generator={"max_new_tokens": shape.answer},
     )
 

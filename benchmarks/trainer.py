@@ -40,7 +40,7 @@ def trainer_config(folder: Path) -> NodeConfig:
     """The demo's trainer, with a token budget that fits the whole batch into one forward pass on
     both sides.
     """
-    trainer = {"objective": "dapo", "token_budget": 16_384, "threads": 1, "warmup_steps": 0, "learning_rate": 1e-4}
+    trainer = {"objective": "dapo", "token_budget": 16_384, "warmup_steps": 0, "learning_rate": 1e-4}
     return node_config(folder, "nats://127.0.0.1:4222", trainer=trainer, generator={"max_new_tokens": COMPLETION_TOKENS[1]})
 
 

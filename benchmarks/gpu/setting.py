@@ -145,7 +145,7 @@ def random_model(setting: Setting, shape: str) -> tuple[str, Path]:
 
 def config_for(setting: Setting, folder: Path, *, device: str = "", dtype: str = "float32", **sections: Any) -> NodeConfig:
     """A node's configuration for this model, on the setting's device unless `device` is given."""
-    sections["trainer"] = {"token_budget": 4096, "threads": 1, "warmup_steps": 0, **sections.get("trainer", {})}
+    sections["trainer"] = {"token_budget": 4096, "warmup_steps": 0, **sections.get("trainer", {})}
     sections["generator"] = {"max_new_tokens": 32, "engine": "transformers", **sections.get("generator", {})}
     model = {"path": str(folder), "device": device or setting.device, "dtype": dtype}
     return node_config(setting.folder, "nats://127.0.0.1:4222", model=model, **sections)

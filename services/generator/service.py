@@ -331,7 +331,7 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
             dtype=config.model.dtype,
             device=config.model.device,
             max_model_len=max_length,
-            threads=generator.threads or None,
+            threads=config.model.threads or None,
             gpu_memory_utilization=generator.gpu_memory_fraction,
             start_timeout_s=generator.start_timeout_s,
             swap_timeout_s=generator.policy_load_timeout_s,

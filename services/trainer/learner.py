@@ -128,8 +128,8 @@ class Learner:
 
     def __init__(self, config: NodeConfig, parallel: Parallel = ALONE) -> None:
         trainer = config.trainer
-        if trainer.threads:
-            torch.set_num_threads(trainer.threads)
+        if config.model.threads:
+            torch.set_num_threads(config.model.threads)
         policy = load_policy_model(config, parallel)
         if policy.device.type == "cpu":
             torch.use_deterministic_algorithms(True, warn_only=True)

@@ -86,7 +86,6 @@ class GeneratorSection(Section):
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="Number of GPUs that vLLM splits one copy of the model over; above 1 if one GPU cannot hold it."
     )
-    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
 
     @field_validator("engine")
     @classmethod

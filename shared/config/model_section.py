@@ -42,6 +42,7 @@ class ModelSection(Section):
         description="Generator and trainer on one device take turns: one step, or one engine's calls. In between each frees "
         "what memory it can. For models of which only one fits while working; not with torchrun.",
     )
+    threads: int = Field(0, ge=0, description="CPU threads of torch in generator and trainer, each; 0: torch's default.")
     max_length: int = Field(
         0,
         ge=0,

@@ -228,7 +228,6 @@ class TrainerSection(ObjectiveSection):
     keep_checkpoints: int = Field(
         2, ge=1, description="Newest checkpoints kept. With 2, training can resume even if the newest is damaged."
     )
-    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
     lora: LoraSection = Field(default_factory=LoraSection)
     publish_dtype: AnyDtype = Field(
         "auto",

@@ -243,7 +243,7 @@ async def _evaluate(
     rules.merge(asked.values)
     try:
         # As a generator of `swarm up`: more wait for each other where the cores are shared.
-        threads = config.generator.threads or (None if os.environ.get("OMP_NUM_THREADS") else 1)
+        threads = config.model.threads or (None if os.environ.get("OMP_NUM_THREADS") else 1)
         model = config.model
         engine = create_engine(kind, model.path, revision=model.revision, device=model.device, dtype=model.dtype, threads=threads)
         await engine.start()

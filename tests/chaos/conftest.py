@@ -28,12 +28,13 @@ START_S = 180.0
 # In a full run a step takes longer, so that the batches of half an hour can be trained again.
 GROUPS, COMPLETIONS = (4, 8) if SCALE.name == "full" else (2, 4)
 CONFIG = f"""
+[model]
+threads = 1
 [generator]
 engine = "transformers"
 completions = {COMPLETIONS}
 groups_per_call = 2
 max_new_tokens = 12
-threads = 1
 [eval]
 tasks = 8
 every_versions = 100000
@@ -46,7 +47,6 @@ shortage_wait_s = 0.5
 [trainer]
 learning_rate = 1e-4
 checkpoint_every = 5
-threads = 1
 # Peers' texts are made up here, and no policy would find them likely.
 constants.policy_check_fraction = 0.0
 [nats]

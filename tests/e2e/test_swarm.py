@@ -32,12 +32,13 @@ from tests.nats_server import NatsServer
 CONFIG = """
 [node]
 seed = 7  # the same tasks in every run
+[model]
+threads = 1
 [generator]
 engine = "transformers"
 completions = 8
 groups_per_call = 4
 max_new_tokens = 12
-threads = 1
 [eval]
 tasks = 12
 every_versions = 1000
@@ -52,7 +53,6 @@ shortage_wait_s = 20
 [trainer]
 learning_rate = 1e-4
 checkpoint_every = 2
-threads = 1
 max_steps = {steps}
 """
 STEPS = 6

@@ -64,8 +64,8 @@ def step_bytes(config: PreTrainedConfig, answer: int, budget: int, folder: Path)
         setattr(model.config, token, {"eos_token_id": END_TOKEN_ID}.get(token, PAD_TOKEN_ID))
         setattr(model.generation_config, token, getattr(model.config, token))
     write_model_folder(folder / "model", model)
-    trainer = {"token_budget": budget, "threads": 1, "warmup_steps": 0}
-    section = {"path": str(folder / "model"), "device": "cpu", "dtype": "float32"}
+    trainer = {"token_budget": budget, "warmup_steps": 0}
+    section = {"path": str(folder / "model"), "device": "cpu", "dtype": "float32", "threads": 1}
     asked = node_config(folder, "nats://127.0.0.1:4222", model=section, trainer=trainer, generator={"max_new_tokens": answer})
     learner = Learner(with_constants(asked, trainer={"shared_prompt": False}))
 

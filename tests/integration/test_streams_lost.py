@@ -167,11 +167,12 @@ def test_one_stream_that_somebody_deleted_is_told_by_the_process_and_by_the_repo
 
 
 WHOLE = """
+[model]
+threads = 1
 [generator]
 completions = 2
 groups_per_call = 2
 max_new_tokens = 4
-threads = 1
 [eval]
 tasks = 8
 [sampler]
@@ -179,7 +180,6 @@ local = 1
 external = 0
 [trainer]
 checkpoint_every = 2
-threads = 1
 [[tasks]]
 dataset = "chain_sum"
 """

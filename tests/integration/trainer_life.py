@@ -79,10 +79,10 @@ def node_config(model: Path, var_dir: Path, **overrides: Any) -> NodeConfig:
     sections: dict[str, Any] = {
         "node": {"id": NODE, "run": "test", "var_dir": str(var_dir)},
         "nats": {"swarm_url": None},
-        "model": {"path": str(model), "device": "cpu"},
+        "model": {"path": str(model), "device": "cpu", "threads": 1},
         "tasks": [{"dataset": "chain_sum"}],
         "sampler": {"local": 3, "external": 0},
-        "trainer": {"learning_rate": 1e-2, "threads": 1, "checkpoint_every": 3},
+        "trainer": {"learning_rate": 1e-2, "checkpoint_every": 3},
     }
     for section, values in overrides.items():
         name = section.removesuffix("_section")

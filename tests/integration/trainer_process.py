@@ -38,11 +38,11 @@ def write_config(file: Path, *, node: str, url: str, model: Path, var_dir: Path,
     file.write_text(
         f'node = {{ id = "{node}", run = "test", var_dir = "{var_dir}" }}\n'
         f'nats = {{ node_url = "{url}", swarm_url = "none" }}\n'
-        f'model = {{ path = "{model}", device = "cpu" }}\n'
+        f'model = {{ path = "{model}", device = "cpu", threads = 1 }}\n'
         'tasks = [{ dataset = "chain_sum" }]\n'
         "sampler = { local = 2, external = 0 }\n"
         "http = { port = 0 }\n"
-        f"[trainer]\nlearning_rate = 1e-2\nthreads = 1\n{trainer}\n"
+        f"[trainer]\nlearning_rate = 1e-2\n{trainer}\n"
     )
     return file
 

@@ -36,12 +36,13 @@ _AT_ONCE = 50
 _END_S = 120.0
 _WORKS_S, _RESTS_S = 0.1, 0.7
 _CONFIG = """
+[model]
+threads = 1
 [generator]
 engine = "transformers"
 completions = 4
 groups_per_call = 4
 max_new_tokens = 12
-threads = 1
 [eval]
 tasks = 12
 every_versions = 4
@@ -55,7 +56,6 @@ shortage_wait_s = 5
 [trainer]
 learning_rate = 1e-4
 checkpoint_every = 4
-threads = 1
 """
 
 

@@ -41,7 +41,6 @@ def base_config(var_dir: Path, **sections: dict[str, Any]) -> NodeConfig:
         overrides={
             "node": {"id": "alpha", "run": "test", "var_dir": str(var_dir)},
             "model": {"path": str(BASE), "device": "cpu"},
-            "trainer": {"threads": 1, **sections.pop("trainer", {})},
             **sections,
         },
     )
