@@ -165,7 +165,7 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
     assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}
     assert alpha["streams"][0]["consumer_pending"] is not None
     assert unasked.returncode == 0 and set(json.loads(unasked.stdout)["nodes"]) >= {"alpha"}, unasked.stderr
-    assert f"swarm up --run first --nodes 1 --nats-port {swarm.nats_port} --base-port {swarm.base_port}" in err
+    assert f"swarm up --run first --nats-port {swarm.nats_port} --base-port {swarm.base_port}" in err
     clocks = [60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"^ *(\d+):(\d\d)  alpha", out, re.M)]
     assert clocks and clocks == sorted(clocks), out[-3000:]
     assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"
