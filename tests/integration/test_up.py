@@ -7,7 +7,6 @@ the first line are in `test_up_in_turns.py` and `tests/e2e/test_extension_exampl
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import time
@@ -156,7 +155,7 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
                 unasked = swarm.call("status", "--json")
         finally:
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=180)
+            _, err = process.communicate(timeout=180)
     swarm.python = None
     assert process.returncode == 130
     assert "continues where it stopped" in err
@@ -166,6 +165,4 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_and_stops_on_ctrl_c(
     assert alpha["streams"][0]["consumer_pending"] is not None
     assert unasked.returncode == 0 and set(json.loads(unasked.stdout)["nodes"]) >= {"alpha"}, unasked.stderr
     assert f"swarm up --run first --nats-port {swarm.nats_port} --base-port {swarm.base_port}" in err
-    clocks = [60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"^ *(\d+):(\d\d)  alpha", out, re.M)]
-    assert clocks and clocks == sorted(clocks), out[-3000:]
     assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"
