@@ -149,9 +149,10 @@ def main() -> None:
                 write(_COLUMNS, columns.found, columns.passed_over, list(columns.names))
             row, wrong = read.row, (read.lacking, read.problems)
             write(_ROW, numbers[row.file], row.number, row.problem, list(row.values), *wrong, read.texts, read.asked)
-        write(_END)
+        ended = _END
     except MemoryError:
-        write(_TOO_LARGE)
+        ended = _TOO_LARGE
+    write(ended)  # what was read is freed by now, also where memory ran out
     out.close()
 
 
