@@ -146,7 +146,6 @@ async def test_a_holder_that_comes_back_too_late_writes_nothing_and_says_why() -
         lambda: kv.update(lives.bucket, "ledger", b"late", last_revision=0),
         lambda: plane.publish("log", b"late", stream="LOG", message_id="late"),
         lambda: plane.purge("LOG", 1),
-        lambda: plane.delete("LOG", 1),
         lambda: fetch(plane, "LOG", "worker", 1, 0.1),
         lambda: plane.ensure_stream(StreamSpec(name="LOG2", subjects=("log2",))),
     ):
