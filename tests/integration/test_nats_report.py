@@ -56,6 +56,8 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 def test_a_server_that_is_well_is_shown_on_one_screen_and_what_is_wrong_ends_with_a_sentence_and_code_1(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # that of the terminal that runs the tests
+
     async def work(groups: int, *, take: bool) -> None:
         node = await prepared(server.url)
         for number in range(groups):

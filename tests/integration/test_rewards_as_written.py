@@ -304,7 +304,7 @@ async def test_foreign_groups_wait_until_a_pass_is_defined_and_nobody_is_blamed(
             await until(lambda: first.status.get("scored_local") == 1 and second.status.get("accepted") == 1)
             other = derive_task(task_ref(dataset="gcd", seed=1, index=1))
             await generate(
-                second.node, *(group("beta", draw, [f"{other.answer} yes", f"no {draw}"], task=other) for draw in (1, 2))
+                second.node, *(group("beta", draw, [f"{other.answer} yes", f"no n{draw}"], task=other) for draw in (1, 2))
             )
             await until(lambda: first.status.get("refused_no_pass") == 2)
             taken = [each for each in await scored(second.node, "beta") if each.origin == "external"]

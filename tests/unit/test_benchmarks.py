@@ -149,4 +149,4 @@ def test_trl_is_not_shown_what_swarm_holds_out_and_both_can_read_the_rows_and_th
     said = [[{"role": "assistant", "content": text}] for text in ("It is 12.", "12 or 13", "none")]
     assert reward(said, answer=["12"] * 3) == [1.0, 0.0, 0.0]
     speed = " ".join((REPO / "docs" / "speed.md").read_text().split())
-    assert f"{lines['Swarm']} for Swarm, {lines['TRL']} for TRL" in speed
+    assert f"one setting a line | {lines['Swarm']} | {lines['TRL']} |" in speed

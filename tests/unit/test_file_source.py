@@ -214,7 +214,7 @@ def test_a_path_that_names_no_rows_is_refused_in_a_sentence(tmp_path: Path) -> N
         "table.txt": "an unknown kind of file",
         "empty": "holds no .jsonl, .json, .csv, .tsv, .parquet, .arrow file",
         "splits": "several splits (test)",
-        "mixed": "different names (test-00000-of-00001.jsonl, train-00000-of-00001.jsonl)",
+        "mixed": "different names or formats (test-00000-of-00001.jsonl, train-00000-of-00001.jsonl)",
         "bad.parquet": "cannot be read as parquet",
         "latin.jsonl": "line 1: not UTF-8",
         "other.parquet": "; its columns are question, reply",

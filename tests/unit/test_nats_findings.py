@@ -111,8 +111,9 @@ def test_a_server_alone_leads_what_it_has() -> None:
 
 
 def test_a_report_of_hundreds_of_streams_with_hostile_names_is_short_and_has_what_is_wrong_first(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # that of the terminal that runs the tests
     streams = [Stream(f"{'X' * 200}\x1b[2J{number}", leader="nats-0" * 40) for number in range(500)]
     wrong = Stream("LOST")
     report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (*streams, wrong), 7)
