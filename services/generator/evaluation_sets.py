@@ -339,6 +339,7 @@ def set_line(
         return {**about, **unscored, "pass_at": {}, "error": 0.0, "seconds": seconds}
     report = summarise(
         known,
+        k=spec.k,
         node=node,
         policy_version=policy_version,
         created_at=time.time(),

@@ -167,7 +167,7 @@ def pass_at_k(questions: Iterable[Sequence[Score]], k: int) -> float | None:
     """The mean over questions of the probability that of `k` of its answers, drawn without
     replacement, at least one passes: pass@k by the unbiased estimator (Chen et al. 2021, arXiv
     2107.03374). Where fewer rewards of a question are known, of all of these; a question without
-    any is left out. None where no question is left, or no pass is defined.
+    any is left out, as in `summarise`. None where no question is left, or no pass is defined.
     """
     found: list[float] = []
     for answers in questions:
@@ -195,8 +195,9 @@ def standard_error(questions: Iterable[Sequence[Score]], *, passes: bool) -> flo
 
 
 def summarise(
-    results: Iterable[tuple[str, float | None, bool | None]],
+    results: Sequence[tuple[str, float | None, bool | None]],
     *,
+    k: int = 1,
     node: str,
     policy_version: int,
     created_at: float,
@@ -206,22 +207,21 @@ def summarise(
     pass_rule: str | None = None,
     values: Mapping[str, list[float]] | None = None,
 ) -> EvalReport:
-    """Sum up `(dataset, reward, passed)` triples, one per answer. An unknown reward (None) is left
-    out and counted; `passed` is None where no pass is defined. `held_out`: the id of the set of
-    tasks; `scorer`: that of its scorers; `pass_rule`: `PassRules.rule`; `values`:
-    `PassRules.values`.
+    """Sum up `(dataset, reward, passed)` triples, one per answer; the `k` answers to a question are
+    next to each other. Each question counts once, with the mean of its answers. An unknown reward
+    (None) is left out of its question and counted, and so is a question without another. `passed`
+    is None where no pass is defined. `held_out`: the id of the set of tasks; `scorer`: that of its
+    scorers; `pass_rule`: `PassRules.rule`; `values`: `PassRules.values`.
 
     Raises:
         ValueError: no answer has a reward.
     """
-    by_dataset: dict[str, list[tuple[float, bool | None]]] = {}
-    unknown = 0
-    for dataset, reward, passed in results:
-        if reward is None:
-            unknown += 1
-        else:
-            by_dataset.setdefault(dataset, []).append((reward, passed))
-    everything = [result for found in by_dataset.values() for result in found]
+    by_dataset: dict[str, list[list[tuple[float, bool | None]]]] = {}
+    for first in range(0, len(results), k):
+        known = [(reward, passed) for _, reward, passed in results[first : first + k] if reward is not None]
+        if known:
+            by_dataset.setdefault(results[first][0], []).append(known)
+    everything = [answers for found in by_dataset.values() for answers in found]
     if not everything:
         raise ValueError("an evaluation needs at least one answer with a reward")
     overall = _score(everything)
@@ -237,15 +237,17 @@ def summarise(
         held_out=held_out,
         scorer=scorer,
         pass_rule=pass_rule if overall.pass_rate is not None else None,
-        unknown=unknown,
+        unknown=len(results) - overall.n,
         reward_values=dict(values or {}),
     )
 
 
-def _score(results: Sequence[tuple[float, bool | None]]) -> TaskScore:
-    passes = [passed for _, passed in results]
+def _score(questions: Sequence[Sequence[tuple[float, bool | None]]]) -> TaskScore:
+    has_pass = all(passed is not None for answers in questions for _, passed in answers)
+    shares = [sum(bool(passed) for _, passed in answers) / len(answers) for answers in questions]
+    means = [sum(reward for reward, _ in answers) / len(answers) for answers in questions]
     return TaskScore(
-        n=len(results),
-        pass_rate=None if None in passes else sum(map(bool, passes)) / len(results),
-        mean_reward=sum(reward for reward, _ in results) / len(results),
+        n=sum(map(len, questions)),
+        pass_rate=sum(shares) / len(questions) if has_pass else None,
+        mean_reward=sum(means) / len(questions),
     )

@@ -280,7 +280,7 @@ async def _evaluate(
         raise CommandError(f"no answer has a reward: the verifier {detail}: `swarm config check` tries it")
     summed = [(each.dataset, each.reward, each.passed) for each in answered]
     seconds = round(time.monotonic() - started, 3)
-    return summarise(summed, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
+    return summarise(summed, k=k, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
 
 
 def pass_rates_at_k(answered: Sequence[Answered], k: int) -> dict[str, float | None]:

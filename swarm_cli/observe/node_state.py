@@ -24,7 +24,7 @@ from shared.contracts.status_figures import (
 )
 from shared.contracts.subjects import node_bucket
 from shared.identity.statements import CheckedStatement, SignatureStatus
-from shared.rewards import CAUSES
+from shared.rewards import CAUSES, Mark
 from shared.roles import ROLES, Role
 from shared.text import visible
 from shared.transport.base import ConsumerState, StreamState, bucket_stream
@@ -509,22 +509,28 @@ class NodeState:
     @property
     def none_scored(self) -> str:
         """Why there is nothing of its own to train on, such as `no group scored: all 1,531 rewards
-        are unknown (raised)`; empty if its verifiers have scored a local group since they started,
-        no reward is unknown, or the node has taken all its steps.
+        are unknown (raised)`, or that nothing can be learnt as the reward is always None; empty if
+        its verifiers have scored a local group since they started, no reward is unknown, or the
+        node has taken all its steps.
         """
         scored, unknown = FigureFamily.SCORED.of("local"), self.unknown_rewards
         if self.finished or not unknown or self.newest("verifier", scored) is None or self.total("verifier", scored):
             return ""
         since = " since the verifier started" if self.step else ""
+        if unknown.keys() == {Mark.NOT_APPLICABLE.cause}:
+            return f"nothing can be learnt{since}: the reward returned None for all {sum(unknown.values()):,} answers"
         return f"no group scored{since}: all {sum(unknown.values()):,} rewards are unknown ({', '.join(unknown)})"
 
     @property
     def reward_notes(self) -> list[str]:
-        """Sentences about unknown rewards, sources that are local only or without a pass, and a
-        base policy that the newest score cannot be compared with.
+        """Sentences about groups that teach nothing, unknown rewards, sources that are local only
+        or without a pass, and a base policy that the newest score cannot be compared with.
         """
         told = ", ".join(f"{count:,} {cause}" for cause, count in self.unknown_rewards.items())
-        notes = [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
+        figures = self.roles("trainer")[0].figures if self.roles("trainer") else {}
+        alike = {kind: figures.get(FigureFamily.ALIKE.of(kind), 0.0) for kind in ALIKE_KINDS}
+        notes = list(filter(None, [alike_words(alike, self.node)]))
+        notes += [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
         newest = self.newest_score
         if self.unscored:
             notes.append(
@@ -536,15 +542,11 @@ class NodeState:
             notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
         notes += [self.apart] if self.apart else []
         notes += [words for verifier in self.alive("verifier")[:1] for words in local_only_words(verifier.figures)]
-        if trainer := self.alive("trainer"):
-            figures = trainer[0].figures
-            if former := figures.get(StatusFigure.FORMER_REWARDS):
-                notes.append(
-                    f"{int(former):,} of the newest step's groups were scored before the reward was changed: batches that were in "
-                    "the log then are trained on as they are"
-                )
-            alike = {kind: figures.get(FigureFamily.ALIKE.of(kind), 0.0) for kind in ALIKE_KINDS}
-            notes += filter(None, [alike_words(alike, self.node)])
+        if (trainer := self.alive("trainer")) and (former := trainer[0].figures.get(StatusFigure.FORMER_REWARDS)):
+            notes.append(
+                f"{int(former):,} of the newest step's groups were scored before the reward was changed: batches that were in "
+                "the log then are trained on as they are"
+            )
         notes += [NO_PASS_SHOWN] if newest is not None and newest.n and newest.pass_rate is None else []
         return [*notes, *filter(None, [self.comparison.why_no_base])]
 

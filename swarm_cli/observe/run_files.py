@@ -337,8 +337,8 @@ def set_chance(curve: SetCurve) -> float | None:
     newest, base = curve.newest, curve.base
     if base is None or base is newest or newest.pass_rate is None or base.pass_rate is None:
         return None
-    # As if each question had one answer: its k answers are alike.
-    return margin(replace(newest, n=newest.questions), replace(base, n=base.questions), 2)
+    # Answers to one question are alike, so the errors are over questions.
+    return _margin(sum(max(each.error**2, _variance(each)) for each in (newest, base)), 2)
 
 
 def set_lines(node_dir: Path) -> list[str]:
@@ -366,10 +366,16 @@ def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
     One right and one wrong answer are added to each rate, so that rates of 0 and 1 have an error
     too.
     """
-    variance = 0.0
-    for each in (one, other):
-        rate = ((each.pass_rate or 0.0) * each.n + 1) / (each.n + 2)
-        variance += rate * (1 - rate) / max(1, each.n)
+    return _margin(_variance(one) + _variance(other), looks)
+
+
+def _variance(evaluation: Evaluation) -> float:
+    """The variance of a pass rate if each of its answers were to another question."""
+    rate = ((evaluation.pass_rate or 0.0) * evaluation.n + 1) / (evaluation.n + 2)
+    return rate * (1 - rate) / max(1, evaluation.n)
+
+
+def _margin(variance: float, looks: int) -> float:
     return max(CHANCE_AT_LEAST, -NormalDist().inv_cdf(CHANCE / looks) * math.sqrt(variance))
 
 

@@ -41,8 +41,10 @@ from swarm_cli.observe.evaluation_log import (
 from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.run_files import (
     Evaluation,
+    alike_of_steps,
     newest_step,
     read_evaluations,
+    read_steps,
     read_unknown,
     recorded_evaluations,
     unsaved_words,
@@ -627,7 +629,8 @@ def _ended_node(folder: Path, end: RunEnd) -> NodeState:
     newest = recorded[-1] if recorded else None
     step = newest_step(folder).get("step", 0)
     step = step if isinstance(step, int) and step >= 0 else 0
-    figures: dict[Role, dict[str, float]] = {"verifier": _unknown_rewards(folder)}
+    alike = {FigureFamily.ALIKE.of(kind): value for kind, value in alike_of_steps(read_steps(folder)).items()}
+    figures: dict[Role, dict[str, float]] = {"verifier": _unknown_rewards(folder), "trainer": alike}
     if newest is not None and newest.unknown:
         figures["generator"] = {StatusFigure.EVAL_UNKNOWN: float(newest.unknown)}
     statuses = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from shared.rewards import Mark
 from shared.run_records import EVAL_FILE, reward_changes, unreadable
 from shared.text import visible
 from swarm_cli.file_names import FileNames, file_names
@@ -132,13 +133,15 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) ->
     lines, names = [], file_names(run_dir)
     for node in nodes:
         steps, evaluations = read_steps(run_dir / node), read_evaluations(run_dir / node)
-        unknown = _unknown(run_dir / node, evaluations, names)
+        counts = read_unknown(run_dir / node)
+        unknown, untrained = _unknown(counts, evaluations, names), _untrained(steps, counts)
         lost = unreadable(run_dir / node / EVAL_FILE)
         if steps or evaluations or lost:
             lines += verdict(steps, evaluations, lost).lines(node)
+            lines += [f"  {untrained}"] if untrained else []
             lines += [f"  {text}" for text in [alike_words(alike_of_steps(steps), node), *set_lines(run_dir / node)] if text]
-        elif unknown:
-            lines.append(f"{visible(node)}: no step was trained")
+        elif untrained:
+            lines.append(f"{visible(node)}: {untrained}")
         unsaved = unsaved_words(run_dir / node) if ended else ""
         lines += [f"  {text}" for text in [*([unsaved] if unsaved else []), *unknown]]
     return lines
@@ -230,9 +233,17 @@ def _mean(evaluation: Evaluation) -> str:
     return "–" if evaluation.mean_reward is None else f"{evaluation.mean_reward:.3f}"
 
 
-def _unknown(node_dir: Path, evaluations: Sequence[Evaluation], names: FileNames) -> list[str]:
+def _untrained(steps: Sequence[Mapping[str, Any]], counts: Mapping[tuple[str, str], int]) -> str:
+    """That unknown rewards left nothing to train on; empty if they did not."""
+    if steps or not counts:
+        return ""
+    if {cause for _, cause in counts} == {Mark.NOT_APPLICABLE.cause}:
+        return f"no step was trained, and nothing can be learnt: the reward returned None for all {sum(counts.values()):,} answers"
+    return "no step was trained"
+
+
+def _unknown(counts: Mapping[tuple[str, str], int], evaluations: Sequence[Evaluation], names: FileNames) -> list[str]:
     """Sentences about answers whose reward is unknown."""
-    counts = read_unknown(node_dir)
     by_source = [
         f"{answers:,} of {visible(names.shown(dataset), 64)} ({visible(cause, 32)})" for (dataset, cause), answers in counts.items()
     ]

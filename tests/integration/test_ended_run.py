@@ -226,6 +226,22 @@ def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_liv
     assert (row["n"], row["unknown"]) == (16, 9)
 
 
+def test_why_the_groups_of_an_ended_run_taught_nothing_is_told_by_status_and_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = unscored(tmp_path)
+    line = {"groups_local": 4, "alike_of": {"wrong": 4}, "cut_off_share": 1.0, "updated": False}
+    (folder / "alpha" / "metrics.jsonl").write_text("".join(json.dumps({"step": n, **line}) + "\n" for n in range(1, 9)))
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    told = "32 all wrong; 100% of the answers were cut off"
+    assert told in swarm("status", "--run", "demo")[1]
+    end = read_end(folder)
+    assert end is not None
+    (node,) = swarm_object(ended_run(folder, end), RecentGroups(), ended=True)["nodes"]
+    assert any(told in words for words in node["notes"][:3]), "the page shows three"
+
+
 def test_rollouts_of_a_run_without_a_batch_say_that_none_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs" / "short"
     (folder / "alpha").mkdir(parents=True)

@@ -286,6 +286,12 @@ def test_a_node_none_of_whose_rewards_is_known_is_not_starting_in_any_view() -> 
     assert (resumed.kind, resumed.health) == ("running", "warn") and "since the verifier started" in resumed.words
 
 
+def test_a_reward_that_is_always_none_says_that_nothing_can_be_learnt() -> None:
+    none = all_unknown(scored_local=0.0, unknown_rewards_not_applicable=1531.0)
+    assert none.trouble == ["nothing can be learnt: the reward returned None for all 1,531 answers"]
+    assert none.trouble[0] in row_lines(none, 65.0)[-1]
+
+
 def test_a_node_some_of_whose_rewards_are_known_is_starting_until_its_first_step() -> None:
     some = all_unknown(scored_local=1.0, unknown_rewards_raised=1531.0)
     assert (some.kind, some.health, some.none_scored) == ("starting", "good", "")

@@ -275,6 +275,18 @@ def test_the_end_names_a_file_by_its_name_and_not_by_its_rows(tmp_path: Path) ->
     unknown_file(tmp_path / "alpha", "0").write_text(json.dumps({"dataset": dataset, "cause": "raised", "answers": 3}) + "\n")
     told = "\n".join(run_verdicts(tmp_path, ["alpha"]))
     assert "3 of mine.jsonl (abababab) (raised)" in told and dataset not in told
+    assert told.startswith("alpha: no step was trained\n")
+
+
+def test_the_end_says_that_a_reward_that_was_always_none_taught_nothing(tmp_path: Path) -> None:
+    (tmp_path / "alpha").mkdir()
+    unknown_file(tmp_path / "alpha", "0").write_text(
+        json.dumps({"dataset": "gcd", "cause": "not_applicable", "answers": 32}) + "\n"
+    )
+    unscored = {"policy_version": 0, "pass_rate": None, "mean_reward": None, "n": 0, "unknown": 16}
+    (tmp_path / "alpha" / "eval.jsonl").write_text(json.dumps(unscored) + "\n")
+    told = run_verdicts(tmp_path, ["alpha"])
+    assert any("nothing can be learnt: the reward returned None for all 32 answers" in line for line in told), told
 
 
 @pytest.mark.slow

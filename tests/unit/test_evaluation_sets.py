@@ -30,10 +30,10 @@ from shared.run_records import read_jsonl
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks import TaskError, held_out_of, held_out_tasks
-from shared.tasks.evaluation import Score, pass_at_k, standard_error
+from shared.tasks.evaluation import Score, pass_at_k, standard_error, summarise
 from shared.tasks.specs import checked_config
 from shared.transport.base import Transport
-from swarm_cli.observe.run_files import read_sets, set_lines
+from swarm_cli.observe.run_files import SetCurve, SetResult, read_sets, set_chance, set_lines
 from swarm_cli.task_probe import SMALLER, begin_deriving
 from tests.integration.running_verifier import until
 from tests.nats_server import own_plane
@@ -77,6 +77,27 @@ def test_unknown_rewards_shorten_a_question_and_a_reward_without_a_pass_has_no_p
     assert pass_at_k([[(1.0, True), unknown], [(0.0, False), unknown], [unknown, unknown]], 2) == 0.5
     assert pass_at_k([[unknown]], 1) is None
     assert pass_at_k([[(0.3, None), (0.4, None)]], 2) is None
+
+
+def test_each_question_counts_once_in_avg_at_k_as_in_pass_at_k_however_many_of_its_rewards_are_known() -> None:
+    unknown: Score = (None, None)
+    questions: list[list[Score]] = [[(1.0, True)] * 4, [(0.0, False), unknown, unknown, unknown], [unknown] * 4]
+    answers = [("gcd", *score) for answers in questions for score in answers]
+    report = summarise(answers, k=4, node="eval", policy_version=0, created_at=0.0, seconds=0.0)
+    assert (report.pass_rate, report.mean_reward, report.n, report.unknown) == (0.5, 0.5, 5, 7)
+    assert pass_at_k(questions, 4) == 0.5
+
+
+def test_the_chance_of_a_set_is_that_of_its_questions_and_smaller_where_answers_to_one_differ() -> None:
+    def chance(error: float, questions: int = 50, k: int = 4) -> float:
+        results = [SetResult(version, 0.5, questions * k, k=k, questions=questions, error=error, pass_at={}) for version in (0, 10)]
+        found = set_chance(SetCurve(tuple(results), results[0]))
+        assert found is not None
+        return found
+
+    alike, differing = chance((0.25 / 50) ** 0.5), chance((0.25 / 200) ** 0.5)
+    assert alike == pytest.approx(2 * differing, rel=0.01)
+    assert chance(0.0) == pytest.approx(differing, rel=0.01), "an error of nothing is none that was measured"
 
 
 def test_the_error_is_of_questions_whose_answers_are_alike() -> None:
