@@ -12,6 +12,10 @@ _RELATIVE = 1e-9
 _ABSOLUTE = 1e-12
 
 
+SANDBOXED = "no network, no files and no GPU: `sandbox = false` in its [[tasks]] entry allows them"
+"""What a scorer cannot have in the sandbox."""
+
+
 class Mark(IntEnum):
     """Mark of an answer beside its reward: whether its scorer says that it passes, or why there is
     no reward.

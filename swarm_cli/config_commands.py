@@ -80,7 +80,9 @@ def check(
     model_facts = read_facts(node_config.model) if known and not toy else None
     # Files are read and a task is derived, as some of reasoning-gym's settings fail only then.
     held_out = 0 if faulty - _NO_SHARES else node_config.eval.tasks
-    deriving = begin_deriving(node_config.tasks, held_out, SMALLER, places, sets=node_config.eval.sets)
+    deriving = begin_deriving(
+        node_config.tasks, held_out, SMALLER, places, sets=node_config.eval.sets, scoring=node_config.verifier
+    )
     untaught = "" if faulty & {"model", "tasks"} else toy_problem(node_config)
     tasks = deriving()
     problems = [

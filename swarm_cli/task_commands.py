@@ -17,7 +17,8 @@ from shared.registry import DEFAULT_VERIFIER
 from shared.reward_files import is_given_groups, verifier_words
 from shared.text import visible_json
 from swarm_cli.asked_tasks import ALL_NAMES, NO_TASK, asked_sources, canonical_settings, is_file
-from swarm_cli.console import note, say
+from swarm_cli.chosen_config import load_chosen
+from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names
 
@@ -128,6 +129,8 @@ def score(
         typer.echo(json.dumps(facts | {"seconds": round(result.seconds, 3)}))
     else:
         typer.echo(f"unknown ({mark.cause})" if reward is None else f"{reward:g}")
+    if result.printed:
+        note(f"it prints:\n{indented(result.printed)}" if "\n" in result.printed else f"it prints: {result.printed}")
     if reward is None:
         leaves = "this answer leaves its group"
         if mark in FAILURES and is_given_groups(source.verifier):
@@ -205,11 +208,13 @@ def _run(jobs: list[ScoringJob], source: TaskSpec) -> list[JobResult]:
 
 
 def _with_pool(work: Callable[[ScorerPool], Awaitable[Result]], source: TaskSpec) -> Result:
-    from shared.config.verifier_section import VerifierSection
+    from shared.config.verifier_section import ViewConfig
     from shared.tasks.sandbox import SandboxError, ScorerPool
 
+    scoring = load_chosen(None, ViewConfig).verifier
+
     async def run() -> Result:
-        async with ScorerPool.from_config(VerifierSection(), tasks=[source], workers=1) as pool:
+        async with ScorerPool.from_config(scoring, tasks=[source], workers=1) as pool:
             return await work(pool)
 
     try:

@@ -28,13 +28,16 @@ from swarm_cli.installation import own_modules
 if TYPE_CHECKING:
     from shared.config import TaskSpec
     from shared.config.task_sections import EvalSet
+    from shared.config.verifier_section import VerifierSection
     from shared.tasks.file_rows import FileQuestions
 
 
 DEADLINE_S = 60.0
 """All of reasoning-gym's datasets with their default settings take a tenth of it."""
-LATE_S = 15.0
-"""More for each source: its scorer may never return."""
+LATE_S, _CALLS = 15.0, 3
+"""More for each source: its scorer may never return. So many calls of one that takes nearly its
+whole time are tried at least.
+"""
 LOADING_S = 600.0
 """More if a reward runs outside the sandbox: it may load a model."""
 FILE_S, FILE_S_PER_MIB = 120.0, 1.0
@@ -105,19 +108,26 @@ class TaskProbe:
         places: Sequence[int] = (),
         deadline_s: float | None = None,
         sets: Sequence[EvalSet] = (),
+        scoring: VerifierSection | None = None,
     ) -> Derived:
         """Derive a task of each source.
 
         `held_out`, `places`: as in `source_problems`; `sets`: evaluation sets, which are looked at
-        too; `remedy`: what to do if the settings of a source demand too much. The deadline starts
-        once the process has imported what it needs; by default it depends on the files to read.
+        too; `remedy`: what to do if the settings of a source demand too much; `scoring`: the limits
+        under which rewards are tried. The deadline starts once the process has imported what it
+        needs; by default it depends on these limits and on the files to read.
         """
+        from shared.config.verifier_section import VerifierSection
+
+        scoring = scoring or VerifierSection()
         names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in (*tasks, *sets)))
         why = f"({names}; the settings of one may demand too much): {remedy}"
         asked = {"tasks": [spec.model_dump(mode="json") for spec in tasks], "held_out": held_out, "places": list(places)}
         asked["sets"] = [each.model_dump(mode="json") for each in sets]
+        asked["scoring"] = scoring.model_dump(mode="json")
         if deadline_s is None:
-            deadline_s = DEADLINE_S + sum(_file_s(spec) + LATE_S for spec in (*tasks, *sets))
+            late_s = max(LATE_S, _CALLS * scoring.answer_timeout_s)
+            deadline_s = DEADLINE_S + sum(_file_s(spec) + late_s for spec in (*tasks, *sets))
             deadline_s += 0.0 if all(spec.sandbox for spec in (*tasks, *sets)) else LOADING_S
         if not self._ready():
             return Derived(
@@ -186,6 +196,7 @@ def begin_deriving(
     places: Sequence[int] = (),
     deadline_s: float | None = None,
     sets: Sequence[EvalSet] = (),
+    scoring: VerifierSection | None = None,
 ) -> Callable[[], Derived]:
     """Start a process for this question alone, which imports what it needs meanwhile. The returned
     function asks it, as `TaskProbe.derive` does.
@@ -195,7 +206,7 @@ def begin_deriving(
 
     def derive() -> Derived:
         with begun as apart:
-            return apart.derive(tasks, held_out, remedy, places, deadline_s, sets)
+            return apart.derive(tasks, held_out, remedy, places, deadline_s, sets, scoring)
 
     return derive
 
@@ -222,6 +233,7 @@ def main() -> None:
         from shared.config import TaskSpec
         from shared.config.section import SETS
         from shared.config.task_sections import EvalSet
+        from shared.config.verifier_section import VerifierSection
         from shared.runtime.process_limits import MappedMemory, limit_data
         from shared.tasks.derive import dataset_names, forget_derived
         from shared.tasks.reference_checks import worth_trying
@@ -241,15 +253,16 @@ def main() -> None:
         tasks = [TaskSpec.model_validate(spec) for spec in asked["tasks"]]
         about = (tasks, asked["held_out"], asked["places"])
         sets = [EvalSet.model_validate(each) for each in asked["sets"]]
+        scoring = VerifierSection.model_validate(asked["scoring"])
         problems = [*source_problems(*about), *set_problems(sets)]
         files = [] if problems else [asdict(each) for each in file_questions(*about)]
         told: dict[str, list[str]] = {"problems": problems, "rewards": [], "reward_warnings": [], "awaiting_pass": []}
         if not problems and any(map(worth_trying, tasks)):
-            told |= _tried(tasks, asked["places"])
+            told |= _tried(tasks, asked["places"], scoring)
         common = 0
         if sets and not problems:
             common, nothing_left = rows_in_sets(tasks, asked["held_out"], sets)
-            tried = [_tried([each], [place], SETS) for place, each in enumerate(sets) if worth_trying(each)]
+            tried = [_tried([each], [place], scoring, SETS) for place, each in enumerate(sets) if worth_trying(each)]
             for name in ("problems", "rewards", "reward_warnings"):
                 told[name] = told[name] + [line for of_set in tried for line in of_set.get(name, [])]
             told["problems"] = told["problems"] + nothing_left
@@ -257,12 +270,13 @@ def main() -> None:
         forget_derived()
 
 
-def _tried(tasks: Sequence[TaskSpec], places: Sequence[int], table: tuple[str, ...] = ("tasks",)) -> dict[str, list[str]]:
+def _tried(
+    tasks: Sequence[TaskSpec], places: Sequence[int], scoring: VerifierSection, table: tuple[str, ...] = ("tasks",)
+) -> dict[str, list[str]]:
     """Try the rewards in the sandbox that a run uses: mistakes of built-in verifiers, what was
     earned, warnings about the user's own, and which of these wait for a pass.
     """
     from shared.config.section import entry_lines
-    from shared.config.verifier_section import VerifierSection
     from shared.tasks.evaluation import PassRules
     from shared.tasks.file_source import with_row_name
     from shared.tasks.reference_checks import Trial, try_rewards, worth_trying
@@ -272,7 +286,7 @@ def _tried(tasks: Sequence[TaskSpec], places: Sequence[int], table: tuple[str, .
 
     async def trials() -> list[tuple[int, Trial]]:
         rules = PassRules(named)
-        async with ScorerPool.from_config(VerifierSection(), tasks=named, workers=1) as pool:
+        async with ScorerPool.from_config(scoring, tasks=named, workers=1) as pool:
             return [
                 (places[position] if places else position, trial)
                 for position, spec in enumerate(named)

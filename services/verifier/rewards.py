@@ -22,7 +22,7 @@ from shared.contracts.control import EvalReport, RewardValues
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
 from shared.reward_files import code_hash, parts_of, verifier_words
-from shared.rewards import LocalOnly, Mark, unknown_of
+from shared.rewards import SANDBOXED, LocalOnly, Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime import FatalError
 from shared.runtime.logs import Log
@@ -38,7 +38,7 @@ REMEDIES = {
     "raised": "correct the verifier; the detail says what it raised",
     "not_a_number": "have the verifier return a finite number",
     "too_long": "lower generator.max_new_tokens",
-    "timeout": "make the verifier faster, or raise verifier.answer_timeout_s; only with sandbox = false is there a network",
+    "timeout": f"make the verifier faster, or raise verifier.answer_timeout_s; in the sandbox there is {SANDBOXED}",
     "not_applicable": "nothing, if the reward means it: it returned None; a function without `return` does too",
     "no_verdict": "see that the judge answers, and in the form that the reward reads; the detail says what was wrong last",
     "killed": "see what the verifier loads; verifier.worker_memory_mb limits its memory",
@@ -133,7 +133,12 @@ class RewardKnowledge:
         return group, rewards, passed
 
     def note(self, ref: TaskRef, result: JobResult) -> None:
-        """Count a local group as one with or without a known reward."""
+        """Count a local group as one with or without a known reward. What its scorer printed is
+        logged once.
+        """
+        if result.printed and self._is_news(ref.dataset, "printed"):
+            remedy = "`swarm task score` shows what it prints at an answer; later text is not logged"
+            self._log.info("reward_printed", task=ref.dataset, text=result.printed, remedy=remedy)
         if any(reward is not None for reward in result.rewards):
             self._knew_one, self._without = True, 0
             return

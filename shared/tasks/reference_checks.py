@@ -20,7 +20,7 @@ from shared.contracts.messages import Task, TaskRef
 from shared.environment_files import EnvironmentSpec
 from shared.registry import DEFAULT_VERIFIER
 from shared.reward_files import has_rewards, is_judged, verifier_words
-from shared.rewards import LocalOnly, Mark, differ
+from shared.rewards import SANDBOXED, LocalOnly, Mark, differ
 from shared.tasks.answers import CLOSING_TAG, OPENING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, dataset_size, derive_item, from_package
 from shared.tasks.evaluation import MANY, PassRules, pass_words
@@ -203,7 +203,7 @@ LOOKED_AT = 24
 
 
 WHY = {
-    Mark.TIMEOUT: "does not return in time (verifier.answer_timeout_s)",
+    Mark.TIMEOUT: "does not return in time (raise verifier.answer_timeout_s, or make it faster)",
     Mark.KILLED: "ends its process",
     Mark.NOT_APPLICABLE: "says by None that it does not apply",
 }
@@ -311,11 +311,16 @@ class Trial:
                 if tried.refused and self.unusable:
                     return tried.detail
                 why = WHY.get(tried.mark, tried.detail)
-                sandboxed = "in the sandbox (no network, no files)" if self.spec.sandbox else "outside the sandbox"
+                is_named = SANDBOXED in why or self.built_in
+                sandboxed = (
+                    "in the sandbox" + ("" if is_named else f" ({SANDBOXED})") if self.spec.sandbox else "outside the sandbox"
+                )
                 where = f"for a reference answer, {sandboxed}"
                 becomes = (
                     "" if self.built_in else ": in a run, the reward of every such answer is unknown and it counts for nothing"
                 )
+                if self.others and all(each.mark is Mark.NOT_APPLICABLE for each in (self.own, *self.others)):
+                    becomes = ", nor for those of other tasks: nothing can be learnt from it (without `return` it is None)"
                 if "ModuleNotFoundError" in tried.detail:
                     becomes += "; install the module in the environment that runs the node"
                 return f"{verifier_words(self.spec.verifier)} {why} {where}{becomes}"
@@ -452,9 +457,12 @@ def _place(task: Task) -> str:
 
 def _is_settled(found: Sequence[Tried], is_file: bool) -> bool:
     """Check whether no other reference need be tried: two earn differently, or a call failed. Of a
-    file's reward, all must fail, or several not return in time, before it counts as unusable.
+    file's reward, all must fail, or several not return in time, before it counts as unusable. One
+    that does not apply says nothing of the others.
     """
     *former, newest = found
+    if newest.mark is Mark.NOT_APPLICABLE:
+        return False
     if newest.reward is not None:
         return bool(former) and (former[0].reward is None or differ(former[0].reward, newest.reward))
     fails_alike = is_file and not newest.refused and all(each.mark in FAILURES for each in found)

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import json
 import linecache
+import re
 import selectors
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
@@ -40,7 +41,7 @@ from shared.reward_files import (
     parts_of,
     read_signature,
 )
-from shared.rewards import Mark
+from shared.rewards import SANDBOXED, Mark
 from shared.tasks.answers import without_thought
 from shared.tasks.derive import Item, TaskError
 from shared.text import visible
@@ -213,7 +214,7 @@ class RewardFunction:
             raise
         except BaseException as error:  # as `plugin_errors` does
             if not problems:
-                problems.append(f"raised {failure(error)}")
+                problems.append(raised_words(error))
             return int(Mark.RAISED)
 
     def judged(self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, replies: Sequence[Replies]) -> Scored:
@@ -258,7 +259,7 @@ class RewardFunction:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # as `plugin_errors` does
-            return None, Mark.RAISED, f"raised {failure(error)}"
+            return None, Mark.RAISED, raised_words(error)
 
     def _group(self, item: Item, texts: list[str]) -> Scored:
         """Call it once. What fails, or returns no list of that length, says nothing about any."""
@@ -269,7 +270,7 @@ class RewardFunction:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return Scored([None] * count, [Mark.RAISED] * count, f"raised {failure(error)}")
+            return Scored([None] * count, [Mark.RAISED] * count, raised_words(error))
         if values is None or len(values) != count:
             what = f"{type(returned).__name__} ({str(returned)[:40]})" if values is None else f"{len(values)} rewards"
             told = f"returned {what} for {count} completions, where a list with a reward for each is needed"
@@ -388,6 +389,8 @@ def _note_nothing(*_: Any, **__: Any) -> None:
 
 
 _outside = False
+_OF_GPU = re.compile(r"\bCUDA\b|\bGPUs?\b|NVIDIA|HIP\b")
+_MOST_CAUSES = 16
 
 
 def leave_sandbox() -> None:
@@ -398,9 +401,18 @@ def leave_sandbox() -> None:
 
 def where_called() -> str:
     """Name the surroundings of a reward, for messages about one that fails."""
-    return (
-        "outside the sandbox" if _outside else "in the sandbox (no network, no files; `sandbox = false` of [[tasks]] allows both)"
-    )
+    return "outside the sandbox" if _outside else f"in the sandbox ({SANDBOXED})"
+
+
+def raised_words(error: BaseException) -> str:
+    """Describe what a scorer raised; where the sandbox may be the cause, with what allows it."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and len(causes) < _MOST_CAUSES:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    refused = any(isinstance(each, OSError) or _OF_GPU.search(failure(each)) for each in causes)
+    return f"raised {failure(error)}" + (f" {where_called()}" if refused and not _outside else "")
 
 
 class _Loop(asyncio.SelectorEventLoop):

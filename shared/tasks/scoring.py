@@ -9,13 +9,12 @@ from functools import lru_cache
 
 from shared.contracts.wire import MAX_REWARD
 from shared.environment_files import is_environment
-from shared.registry import failure
 from shared.reward_files import Replies, Requests, has_rewards
 from shared.rewards import Mark
 from shared.tasks.answers import MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import Item, TaskError
 from shared.tasks.environments import load_environment
-from shared.tasks.reward_calls import Rewards, Scored, Word, read_reward
+from shared.tasks.reward_calls import Rewards, Scored, Word, raised_words, read_reward
 from shared.tasks.verifiers import is_built_in, load_verifier, scorer_of
 
 
@@ -112,7 +111,7 @@ def score_texts(
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # as `plugin_errors` does
-                reward, mark, problem = None, Mark.RAISED, f"raised {failure(error)}"
+                reward, mark, problem = None, Mark.RAISED, raised_words(error)
             if reward is None and unread_is_wrong:
                 reward, mark, problem = 0.0, Mark.FAILED, ""
         if problem and problems == []:

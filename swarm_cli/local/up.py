@@ -190,7 +190,7 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
     CommandError if a source cannot be used, and returns warnings. alone: whether no other node is
     there.
     """
-    deriving = begin_deriving(config.tasks, config.eval.tasks, SMALLER, sets=config.eval.sets)
+    deriving = begin_deriving(config.tasks, config.eval.tasks, SMALLER, sets=config.eval.sets, scoring=config.verifier)
 
     def check() -> list[str]:
         derived = deriving()

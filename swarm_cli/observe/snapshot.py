@@ -629,7 +629,7 @@ def _ended_node(folder: Path, end: RunEnd) -> NodeState:
     newest = recorded[-1] if recorded else None
     step = newest_step(folder).get("step", 0)
     step = step if isinstance(step, int) and step >= 0 else 0
-    alike = {FigureFamily.ALIKE.of(kind): value for kind, value in alike_of_steps(read_steps(folder)).items()}
+    alike: dict[str, float] = {FigureFamily.ALIKE.of(kind): value for kind, value in alike_of_steps(read_steps(folder)).items()}
     figures: dict[Role, dict[str, float]] = {"verifier": _unknown_rewards(folder), "trainer": alike}
     if newest is not None and newest.unknown:
         figures["generator"] = {StatusFigure.EVAL_UNKNOWN: float(newest.unknown)}

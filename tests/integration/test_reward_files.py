@@ -158,6 +158,7 @@ def defaults(completions, completion_ids=None, trainer_state=None, tests=None):
 
 always = 3
 """
+MODEL = Path(__file__).parents[2] / "models" / "base"
 QUESTIONS = [{"question": f"{number} + 1?", "answer": number + 1} for number in range(40)]
 
 
@@ -461,6 +462,9 @@ MISTAKES = {
     "wrong.py:few": "returned 0 rewards for 1 completions",
     "wrong.py:raises": "no such judge",
     "wrong.py:misses_module": "install the module in the environment that runs the node",
+    "wrong.py:network": "sandbox = false",
+    "wrong.py:writes": "sandbox = false",
+    "gpu.py:one": "sandbox = false",
 }
 
 
@@ -470,6 +474,7 @@ def test_config_check_and_task_score_say_what_is_wrong_with_a_reward_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, reward: str, said: str
 ) -> None:
     (folder / "torn.py").write_text("def one(answer, reference:\n")
+    (folder / "gpu.py").write_text("def one(answer, reference):\n    raise RuntimeError('No CUDA GPUs are available')\n")
     (folder / "import.py").write_text("import no_such_package\ndef one(answer, reference):\n    return 1.0\n")
     (folder / "node.toml").write_text(f'eval.tasks = 4\n[[tasks]]\npath = "q.jsonl"\nreward = "{reward}"\n')
     monkeypatch.chdir(folder)
@@ -492,6 +497,42 @@ def test_task_score_says_that_a_call_that_fails_costs_a_list_reward_its_whole_gr
         app, ["task", "score", f"{folder}/q.jsonl", "--reward", f"{folder}/trl.py:accuracy", "--answer", "no"]
     )
     assert "not_applicable" in none.stdout and "this answer leaves its group" in none.stderr
+
+
+@pytest.mark.slow
+def test_what_a_reward_prints_is_shown_by_task_score(folder: Path) -> None:
+    (folder / "says.py").write_text(
+        "import sys\nprint('loaded')\n"
+        "def one(answer, reference):\n    print('read', answer)\n    print('no', file=sys.stderr)\n    return 1.0\n"
+    )
+    reward = f"{folder}/says.py:one"
+    asked = CliRunner().invoke(app, ["task", "score", f"{folder}/q.jsonl", "--reward", reward, "--answer", "seven"])
+    assert asked.exit_code == 0 and asked.stdout == "1\n"
+    assert "it prints:\nread seven\n  no\n" in asked.stderr
+
+
+@pytest.mark.slow
+def test_a_slow_reward_is_tried_under_the_limit_of_the_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "import time\ndef one(answer, reference):\n    time.sleep(0.4)\n    return float(answer == reference)\n"
+    (folder / "slow.py").write_text(slow)
+    monkeypatch.chdir(folder)
+    for limit_s, code in ((0.2, EXIT_CONFIG), (5.0, 0)):
+        (folder / "node.toml").write_text(
+            f'model.path = "{MODEL}"\neval.tasks = 4\nverifier.answer_timeout_s = {limit_s}\n'
+            '[[tasks]]\npath = "q.jsonl"\nreward = "slow.py:one"\n'
+        )
+        checked = CliRunner().invoke(app, ["config", "check"])
+        assert getattr(checked.exception, "exit_code", 0) == code, checked.output
+        asked = CliRunner().invoke(app, ["task", "score", "q.jsonl", "--reward", "slow.py:one", "--answer", "1"])
+        assert ("raise verifier.answer_timeout_s" in f"{checked.exception}") == bool(code) == ("timeout" in asked.stdout)
+
+
+@pytest.mark.slow
+def test_a_reward_that_is_always_none_is_told_before_anything_starts(folder: Path) -> None:
+    (folder / "none.py").write_text("def one(answer, reference):\n    answer == reference\n")
+    (folder / "node.toml").write_text(f'eval.tasks = 4\n[[tasks]]\npath = "{folder}/q.jsonl"\nreward = "none.py:one"\n')
+    checked = CliRunner().invoke(app, ["config", "check", "--config", str(folder / "node.toml")])
+    assert checked.exit_code == 0 and "nothing can be learnt from it" in checked.output
 
 
 def test_a_reward_file_without_an_end_is_not_read(tmp_path: Path) -> None:

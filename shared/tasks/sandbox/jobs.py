@@ -15,6 +15,7 @@ from shared.reward_files import Replies, Requests
 from shared.rewards import Mark
 from shared.tasks.prompt import Content, content, task_of
 from shared.tasks.sandbox.protocol import Asking, BrokenReply, Failed, ForeignResult, Rewarded, checked, printable
+from shared.text import visible_lines
 
 _FIRST_CAUSE = int(Mark.RAISED)
 
@@ -51,7 +52,8 @@ class JobResult(Struct, frozen=True):
     died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever the outcome.
     `parts`: of several rewards, the own values of each for a local group, by its name. `requests`:
     what to ask a judge first; there are no rewards yet. `said`: what the source's environment said
-    to the turns of each answer; one of which the last turn has a reply goes on.
+    to the turns of each answer; one of which the last turn has a reply goes on. `printed`: the
+    beginning of what the scorer printed at a local group, or before at its import.
     """
 
     rewards: list[float | None]
@@ -66,6 +68,7 @@ class JobResult(Struct, frozen=True):
     parts: dict[str, list[float | None]] = {}
     requests: Sequence[Sequence[Requests]] = ()
     said: list[list[str]] = []
+    printed: str = ""
 
 
 class JobBatch:
@@ -164,6 +167,7 @@ class Entry:
             marks=rewarded.marks,
             parts=rewarded.parts,
             said=rewarded.said,
+            printed=visible_lines(rewarded.printed.strip("\n")),
         )
 
     def _ask(self, asking: Asking) -> None:
@@ -204,12 +208,13 @@ class Entry:
         marks: list[Mark] | None = None,
         parts: dict[str, list[float | None]] | None = None,
         said: list[list[str]] | None = None,
+        printed: str = "",
     ) -> None:
         """Settle the job. Only the first call counts."""
         seconds = time.monotonic() - self.started_s if self.started_s else 0.0
         lost, died = len(self.hung), len(self.died)
         known = JobResult(rewards, task, reason, detail, lost, seconds, died, self.charged_s, marks or [], parts or {})
-        self._settle(structs.replace(known, said=said) if said else known)
+        self._settle(structs.replace(known, said=said or [], printed=printed) if said or printed else known)
 
     def _expect(self, rewards: list[float | None], marks: list[Mark]) -> None:
         """Require one reward and one mark for each answer, and a cause for each unknown reward."""

@@ -6,10 +6,10 @@ task]`, where a text is None if it must not be tried again and a list of turns w
 is played, and a task is its `shared.tasks.prompt.content`. With a judge's replies a job has these
 as well. It may send the next batch while the worker is still busy with one. The worker answers in
 the order of the jobs, with frames that contain the results of several: `[rewards, marks, task or
-None, what the scorer raised, values of each of several rewards, what an environment said]`, `[None,
-what to ask a judge, task or None, what the scorer raised]` or `[reason, detail]` for each. Before
-each step it writes its position into shared memory (`Progress`), so that the parent knows which
-answer to blame when it has to kill the worker.
+None, what the scorer raised, values of each of several rewards, what an environment said, what was
+printed]`, `[None, what to ask a judge, task or None, what the scorer raised]` or `[reason, detail]`
+for each. Before each step it writes its position into shared memory (`Progress`), so that the
+parent knows which answer to blame when it has to kill the worker.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ ForeignResult = tuple[str | None, str, Rewards, Marks, Content | None, AllSaid, 
 
 
 class Rewarded(Struct, array_like=True, forbid_unknown_fields=True):
-    """Rewards, marks and task, what the scorer raised, if it did, and of several rewards the values
-    of each, by its name. It is a class because every local group is one, and msgspec finds a
-    class's form sooner than a tuple's.
+    """Rewards, marks and task, what the scorer raised, if it did, of several rewards the values of
+    each, by its name, what an environment said, and what was printed. It is a class because every
+    local group is one, and msgspec finds a class's form sooner than a tuple's.
     """
 
     rewards: Rewards
@@ -128,6 +128,7 @@ class Rewarded(Struct, array_like=True, forbid_unknown_fields=True):
     raised: Detail
     parts: dict[Detail, Rewards] = {}
     said: AllSaid = []
+    printed: Detail = ""
 
 
 Failed = tuple[str, str]

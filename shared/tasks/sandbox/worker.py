@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import decimal
 import gc
+import io
 import logging
 import os
 import random
@@ -44,6 +45,9 @@ from shared.tasks.sandbox.protocol import (
 from shared.tasks.scoring import preload, requests_of, score_texts
 
 FLUSH_S = 0.005
+_RAISED = 4
+_UNSAID: tuple[Any, ...] = (None, None, None, "", {}, [])
+"""A `Rewarded` without what comes last: its index `_RAISED` tells it from a `Failed`."""
 GC_THRESHOLD = 20_000
 
 
@@ -65,11 +69,32 @@ def main() -> None:
     _, reward_files, folder = read_frame(requests) or ([], [], os.curdir)
     if outside:
         os.chdir(folder)
+    printed = Printed()
+    sys.stdout = printed
     import_everything(*named_imports(sys.argv[5:]), reward_files)
+    sys.stderr = printed
     missing |= {} if outside else forbid_system_calls()
     results.write(pack_frame([READY, missing]))
     results.flush()
-    _serve(requests, results, progress, allowance)
+    _serve(requests, results, progress, allowance, printed)
+
+
+class Printed(io.TextIOWrapper):
+    """The beginning of what scorers print, for their author. Their process has no terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(os.fdopen(os.dup(1), "wb"))
+        self._text = ""
+
+    def write(self, text: str) -> int:
+        """Keep the text while there is room."""
+        self._text += str(text)[: MAX_DETAIL_CHARS - len(self._text)]
+        return len(text)
+
+    def take(self) -> str:
+        """Return what was printed since the last call."""
+        text, self._text = self._text, ""
+        return text
 
 
 def named_imports(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -95,7 +120,7 @@ def import_everything(verifiers: Sequence[str], sources: Sequence[str], reward_f
     gc.set_threshold(GC_THRESHOLD)
 
 
-def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance: CpuAllowance | None) -> None:
+def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance: CpuAllowance | None, printed: Printed) -> None:
     number = 0
     while (jobs := read_frame(requests)) is not None:
         finished: list[list[Any]] = []
@@ -114,7 +139,10 @@ def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance:
                 flushed_s = now_s
             if allowance is not None:
                 allowance.extend(1 + len(job[6]), now_s)
-            finished.append(_result(job, base, progress.word))
+            result = _result(job, base, progress.word)
+            if len(result) > _RAISED and result[0] is not None and (text := printed.take()):
+                result = [*result, *_UNSAID[len(result) :], text]
+            finished.append(result)
             number += 1
         progress.rest()
         _send(results, finished)
