@@ -23,11 +23,13 @@ from typing import NamedTuple
 
 from shared.plain_files import read_named
 from shared.suggestions import did_you_mean
-from shared.text import error_text
+from shared.text import error_text, listed
 
 MAX_SOURCE_BYTES = 2 * 2**20
 """Of a file and the modules beside it that it imports."""
 _MAX_MODULES = 200
+NAMES_TOLD = 40
+"""Names of columns that an error lists."""
 _HASH_DIGITS = 12
 _FILE_REWARD = re.compile(r"(?s)(.+\.py):([^:/]+)")
 GROUP_WORDS = frozenset({"prompts", "completions", "log_extra", "log_metric"})
@@ -139,7 +141,7 @@ class Signature:
         missing = sorted((self.columns & self.required).difference(self.columns if columns is None else columns))
         if columns is None or not missing:
             return ""
-        near, known = did_you_mean(missing[0], columns), ", ".join(sorted(columns)[:20])
+        near, known = did_you_mean(missing[0], columns), listed(sorted(columns), NAMES_TOLD, 40)
         told = f"it needs the column {missing[0]!r}, and the columns are {known}" + (f" ({near})" if near else "")
         return f"{told}: use one of them, or give it a default"
 
@@ -359,8 +361,7 @@ def statement_of(part: Part) -> ast.stmt | None:
         functions = [
             name for name, node in names.items() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         ]
-        more = f" and {len(functions) - 10:,} more" if len(functions) > 10 else ""
-        has = f"it has {', '.join(functions[:10])}{more}" if functions else "it has no function"
+        has = f"it has {listed(functions, 10)}" if functions else "it has no function"
         hint = did_you_mean(part.function, names) or has
         raise RewardFileError(f"{part.file}: it has no function {part.function}; {hint}")
     return names.get(part.function)

@@ -13,6 +13,8 @@ import json
 import os
 import re
 import unicodedata
+from collections.abc import Collection
+from itertools import islice
 from typing import Any
 
 HIDDEN = (
@@ -49,6 +51,14 @@ def visible_lines(text: str) -> str:
     answer or a traceback.
     """
     return "\n".join(visible(line.expandtabs(4)) for line in text.split("\n"))
+
+
+def listed(names: Collection[str], most: int, characters: int | None = None) -> str:
+    """The first `most` names, each cut to so many `characters`, and how many more there are:
+    `a, b and 3 more`.
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(visible(name, characters) for name in islice(names, most)) + more
 
 
 def cut_text(text: str, characters: int) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import typer
 from rich.console import Console
@@ -23,6 +25,8 @@ CELL_CHARACTERS = 64
 cells aside.
 """
 _UNCUT_COLUMNS = 10_000
+SLOW_S = 2.0
+"""After so long a person wants to know what a command is doing."""
 
 
 def note(text: str) -> None:
@@ -31,6 +35,18 @@ def note(text: str) -> None:
     """
     with suppress(OSError):
         print(visible_lines(text), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told_if_slow(doing: str) -> Iterator[None]:
+    """Print a line once the work in the block has taken `SLOW_S`."""
+    late = threading.Timer(SLOW_S, note, [f"{doing} ..."])
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 def say(text: str = "") -> None:

@@ -5,6 +5,7 @@ reward to begin with.
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from shared.hub_models import HUB, HUB_PATH
 from shared.text import error_text
-from swarm_cli.console import note
+from swarm_cli.console import note, told_if_slow
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import PROJECT_FILE
 from swarm_cli.toml_view import toml_value
@@ -100,7 +101,8 @@ _CUT = f'text = text.partition("{_ASKED}")[0]  # the model may go on with a ques
 class Rows:
     """The nature of a file of questions. verifier: which can score it; the lengths are in
     characters of its longest questions and reference answers but for one in twenty. column: the
-    one whose texts are the questions; empty if some are messages, or more than a column's text.
+    one with the questions; empty if they are made of columns. messages: some are messages. system:
+    all have a system message.
     """
 
     questions: int
@@ -109,6 +111,7 @@ class Rows:
     answer_chars: int
     column: str = ""
     messages: bool = False
+    system: bool = False
 
 
 def new(
@@ -136,30 +139,35 @@ def new(
         raise CommandError(
             f"there is no {data}: give a file or folder of questions with --data, or a data set of the hub as OWNER/NAME"
         )
-    try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    except OSError as error:
-        raise CommandError(f"{name}: cannot be looked at ({error_text(error)}): choose another folder") from None
-    if taken:
-        raise CommandError(f"{name} exists and is not empty: choose another name")
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise CommandError(f"{name} is a file: choose another name")
+    if taken := next((file for file in (PROJECT_FILE, REWARD_FILE) if os.path.lexists(folder / file)), ""):
+        raise CommandError(f"{name} has a {taken}, which would be replaced: choose another name, or move it away")
     check_named(model, revision)
     path = str(Path(model).absolute()) if Path(model).is_dir() else model
-    source = hub_source(data) if from_hub else {"path": str(Path(data).absolute())}
     columns = {name: column for name, column in (("question", question), ("answer", answer)) if column}
-    rows = read_rows(source, columns)
-    section, context_tokens, talks = _fitting(ModelSection(path=path, revision=revision), PROMPTS[rows.verifier])
+    with told_if_slow(f"reading the rows of {data}"):
+        source = hub_source(data) if from_hub else {"path": str(Path(data).absolute())}
+        rows = read_rows(source, columns)
+    if not from_hub:
+        source = {"path": _as_written(Path(data), folder)}
+    with told_if_slow(f"reading the model {model}"):
+        system_prompt = "" if rows.system else PROMPTS[rows.verifier]
+        section, context_tokens, talks = _fitting(ModelSection(path=path, revision=revision), system_prompt)
     reward_line = f"{REWARD_FILE}:accuracy"
+    is_text = not rows.messages
     scored = ("verifier", rows.verifier, f'or of your own: reward = "{reward_line}"')
     if not talks:
         scored = ("reward", reward_line, "a model without a chat template goes on after its answer, which this cuts off")
-        if rows.column:
+        if is_text := bool(rows.column):
             columns["question"] = f"{_ASKED} {{{rows.column}}}\n{_ANSWERED}"
-    lines = [*chosen(section, rows, context_tokens, source | columns), scored]
+    with told_if_slow("finding settings that fit into the memory"):
+        lines = [*chosen(section, rows, context_tokens, source | columns), scored]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PROJECT_FILE).write_text(_toml(lines))
         which, *code = STUBS[rows.verifier]
-        code = [*([_CONTENT] if rows.messages else []), *([] if talks else [_CUT]), *code]
+        code = [*([_CONTENT] if rows.messages and not is_text else []), *([] if talks else [_CUT]), *code]
         reward = (_REWARD if talks else _REWARD_IN_USE).format(
             file=REWARD_FILE, config=PROJECT_FILE, which=which, code="\n    ".join(code)
         )
@@ -168,6 +176,15 @@ def new(
         raise CommandError(f"{name}: cannot be written ({error_text(error)}): choose another folder") from None
     note(f"wrote {folder / PROJECT_FILE} and {folder / REWARD_FILE}")
     note(f"next: cd {shlex.quote(name)} && swarm up        (swarm config check looks at everything first)")
+
+
+def _as_written(data: Path, folder: Path) -> str:
+    """The path of the data in the configuration: from its folder if the data lies in or beside it,
+    so that both can be moved.
+    """
+    data, folder = Path(os.path.abspath(data)), Path(os.path.abspath(folder))
+    near = data.is_relative_to(folder) or data.parent == folder.parent
+    return os.path.relpath(data, folder) if near else str(data)
 
 
 def hub_source(data: str) -> dict[str, str]:
@@ -194,6 +211,7 @@ def read_rows(source: Mapping[str, str], columns: Mapping[str, str]) -> Rows:
     from shared.tasks.derive import TaskError
     from shared.tasks.file_formats import FileSourceError
     from shared.tasks.file_source import load_rows
+    from shared.tasks.prompt import row_messages
 
     try:
         spec = TaskSpec.model_validate({**source, **columns})
@@ -207,10 +225,17 @@ def read_rows(source: Mapping[str, str], columns: Mapping[str, str]) -> Rows:
     step = max(1, len(rows) // _LOOKED_AT)
     seen = [rows.row(index) for index in range(0, len(rows), step)]
     column = columns.get("question", "") or rows.columns.get("question", "question")
-    messages = any(row[0].startswith("\0") for row in seen)  # as `prompt_text` writes them
+    messages = [row[0].startswith("\0") for row in seen]  # as `prompt_text` writes them
+    system = all(any(role == "system" for role, _ in row_messages(row[0])) for row in seen)
     question_chars, answer_chars = (_most(len(each[part]) for each in seen) for part in (0, 1))
     return Rows(
-        rows.distinct_questions(), verifier, question_chars, answer_chars, "" if messages or "{" in column else column, messages
+        rows.distinct_questions(),
+        verifier,
+        question_chars,
+        answer_chars,
+        "" if "{" in column else column,
+        any(messages),
+        system,
     )
 
 

@@ -67,7 +67,8 @@ def risky_with_model(
     if not has_chat_template:
         sentences.append(
             f"model.path = {config.model.path}: its tokenizer has no chat template, so the model goes on with the question's text. "
-            'For a base model, write how: question = "Question: {question}\\nAnswer:" in [[tasks]]. A chat model answers badly: '
+            'For a base model, write how in [[tasks]], with your column in braces, also one of messages: question = "Question: '
+            '{question}\\nAnswer:". A chat model answers badly: '
             "use its -Instruct folder, or add chat_template.jinja"
         )
     if undeclared_end:

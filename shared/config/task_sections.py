@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -86,7 +87,7 @@ class TaskSpec(Section):
     question: str = Field(
         "",
         description="For source file: the column with the questions, or a text with columns in braces. Unset: the first of prompt, "
-        "question, problem.",
+        "question, problem, messages.",
     )
     answer: str = Field(
         "",
@@ -288,8 +289,13 @@ def rewards_from(tasks: Any, folder: Path) -> Any:
 
 
 def _found_from(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Take every relative file of an entry for one in the folder."""
+    """Take every relative file of an entry for one in the folder. Rows are looked for where the
+    command runs first.
+    """
     entry = dict(entry)
+    path = entry.get("path")
+    if isinstance(path, str) and path and not path.startswith(HUB) and not os.path.exists(path) and os.path.exists(folder / path):
+        entry["path"] = str(folder / path)
     if isinstance(entry.get("reward"), str):
         entry["reward"] = found_from(entry["reward"], folder)
     if isinstance(entry.get("environment"), str):

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shared.contracts.limits import MAX_PROMPT_MESSAGES, MAX_TEXT_CHARS
+from shared.contracts.messages import PromptMessage
 from shared.tasks.answers import MAX_ANSWER_CHARS
 from shared.tasks.file_formats import MAX_DIGITS, PACKED, TOO_MANY_DIGITS, Row, Unusable, rows_of
 from shared.tasks.file_rows import Asked, asked_of
 from shared.tasks.prompt import prompt_text, read_prompt, row_messages
 
 USUAL = {
-    "question": ("prompt", "question", "problem"),
+    "question": ("prompt", "question", "problem", "messages"),
     "answer": ("answer", "ground_truth", "final_answer", "solution", "reward_model.ground_truth"),
 }
 """The names that published datasets give to a setting's column. If it is not set, the first that
@@ -103,8 +104,10 @@ class Columns:
     def asked(self, values: Mapping[str, Any], question: str, answer: str) -> Asked:
         """Name what a row asks, whatever the form. `question`, `answer`: its texts."""
         if self._parts["question"]:
-            return asked_of((_inserted(name, value_at(values, name)) for name in sorted(self.needed("question"))), answer)
-        said = row_messages(question)
+            inserted = [value_at(values, name) for name in sorted(self.needed("question"))]
+            said = [each for value in inserted for each in _said(value)]
+        else:
+            said = row_messages(question)
         system = "\0".join(text for role, text in said if role == "system")
         return asked_of((text for role, text in said if role != "system"), answer, system)
 
@@ -272,8 +275,12 @@ def _unbroken(text: str) -> str:
 
 
 def _inserted(column: str, value: Any) -> str:
-    """A column's value within a text; lists of texts and numbers as JSON."""
+    """A column's value within a text; lists of texts and numbers as JSON, of messages their texts
+    as a model without a chat template gets them.
+    """
     try:
+        if _are_messages(value):
+            return "\n\n".join(message.text for message in _checked_prompt(value))
         if isinstance(value, list | tuple):
             return (
                 f"[{', '.join(json.dumps(each, ensure_ascii=False) if isinstance(each, str) else as_text(each) for each in value)}]"
@@ -281,6 +288,15 @@ def _inserted(column: str, value: Any) -> str:
         return as_text(value)
     except ValueProblem as problem:
         raise ValueProblem(f"{{{column}}} {problem}") from None
+
+
+def _said(value: Any) -> list[tuple[str, str]]:
+    """Role and text of each message that a template inserts; of another value its text."""
+    return [(each.role, each.text) for each in read_prompt(value)] if _are_messages(value) else [("user", _inserted("", value))]
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and "role" in each for each in value)
 
 
 class ValueProblem(ValueError):
@@ -358,9 +374,17 @@ def _question(value: Any) -> str:
 
 
 def _messages_text(messages: Sequence[Any]) -> str:
+    prompt = _checked_prompt(messages)
+    try:
+        return prompt_text(prompt)
+    except ValueError as error:
+        raise ValueProblem(str(error)) from None
+
+
+def _checked_prompt(messages: Sequence[Any]) -> list[PromptMessage]:
+    """Messages that a model can answer. Raises ValueProblem."""
     try:
         prompt = read_prompt(messages)
-        text = prompt_text(prompt)
     except ValueError as error:
         raise ValueProblem(str(error)) from None
     if prompt[-1].role != "user":
@@ -369,7 +393,7 @@ def _messages_text(messages: Sequence[Any]) -> str:
         raise ValueProblem("ends with a message that is empty: give it a text or remove the row")
     if len(prompt) > MAX_PROMPT_MESSAGES:
         raise ValueProblem(f"has {len(prompt)} messages, and a prompt has at most {MAX_PROMPT_MESSAGES}: shorten it")
-    return text
+    return prompt
 
 
 def _answer(value: Any) -> str:

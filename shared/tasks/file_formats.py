@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shared.text import error_text, visible
+from shared.text import error_text, listed, visible
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileRows
@@ -152,10 +152,9 @@ def _in_folder(folder: Path) -> list[Path]:
         raise FileSourceError(f"{folder}: the folder holds no {', '.join(SUFFIXES)} file: give the folder of the rows{proposed}")
     kinds = {(_without_counters(path.stem), path.suffix): path.name for path in reversed(files)}
     if len(kinds) > 1:
-        told = ", ".join(visible(name, 100) for name in sorted(kinds.values())[:_NAMES_TOLD])
-        more = f" and {len(kinds) - _NAMES_TOLD:,} more" if len(kinds) > _NAMES_TOLD else ""
+        told = listed(sorted(kinds.values()), _NAMES_TOLD, 100)
         raise FileSourceError(
-            f"{folder}: it holds files of different names or formats ({told}{more}), which may be different splits or the same "
+            f"{folder}: it holds files of different names or formats ({told}), which may be different splits or the same "
             "rows twice: name one file, or put the files of one split into a folder of their own; files that belong together have "
             f"one name apart from numbers (train-0.jsonl, train-1.jsonl){_proposed(folder, [path.name for path in files])}"
         )

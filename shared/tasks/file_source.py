@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from shared.config.section import entry_lines, sources_message
-from shared.reward_files import columns_used
+from shared.reward_files import NAMES_TOLD, columns_used
 from shared.suggestions import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
@@ -24,7 +24,7 @@ from shared.tasks.file_formats import APART, FileSourceError, Row, place_in
 from shared.tasks.file_rows import FileRows, RowsWriter, register_rows
 from shared.tasks.hub_files import source_files
 from shared.tasks.subprocess_reader import read_rows_in_subprocess
-from shared.text import error_text, visible
+from shared.text import error_text, listed, visible
 
 if TYPE_CHECKING:
     from shared.config.task_sections import TaskSpec
@@ -184,7 +184,6 @@ MOST_TOLD = 10
 MOST_FOUND = 1000
 """Mistakes after which a file is not read further: it is another file than was meant."""
 _NAME_TOLD_CHARS = 40
-_NAMES_TOLD_CHARS = 200
 
 
 class Mistakes:
@@ -222,11 +221,11 @@ class Mistakes:
                 guessed = not self._columns.configured[setting] and setting not in self._columns.found
                 others = [name for name in USUAL[setting] if guessed and name != column]
                 nor = f" (nor {', '.join(others)})" if others else ""
-                listed = _listed([column, *others], read.row.values, settings)
+                has = _column_list([column, *others], read.row.values, settings)
                 remedy = f"set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
-                self.add(Row({}, file, 0), f"there is no column {column!r}{nor}; its columns are {listed}; {remedy}")
+                self.add(Row({}, file, 0), f"there is no column {column!r}{nor}; its columns are {has}; {remedy}")
             elif (file, column) not in self._absent:
-                has = _listed([column], read.row.values)
+                has = _column_list([column], read.row.values)
                 remedy = f"give it one, remove it, or set `{setting}` to another column"
                 self.add(read.row, f"this row has no {column!r}, only {has}: {remedy}")
         self._read.add(file)
@@ -247,9 +246,8 @@ def first_of(lines: Sequence[str], *, at_least: bool = False) -> list[str]:
     return [*lines[:MOST_TOLD], f"and {'at least ' if at_least else ''}{left:,} more"]
 
 
-def _listed(meant: Sequence[str], names: Iterable[str], taken: Iterable[str] = ()) -> str:
+def _column_list(meant: Sequence[str], names: Iterable[str], taken: Iterable[str] = ()) -> str:
     """A file's columns, and which of them may have been meant: none that another setting names."""
     others = sorted({*names}.difference(taken))
     hint = next(filter(None, (did_you_mean(column, others) for column in meant)), "")
-    listed = ", ".join(visible(name, _NAME_TOLD_CHARS) for name in sorted(names))[:_NAMES_TOLD_CHARS] or "(none)"
-    return listed + (f" ({visible(hint)})" if hint else "")
+    return (listed(sorted(names), NAMES_TOLD, _NAME_TOLD_CHARS) or "(none)") + (f" ({visible(hint)})" if hint else "")

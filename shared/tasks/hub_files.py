@@ -19,7 +19,7 @@ from typing import Any
 from shared.hub_models import HUB, HUB_PATH, commit_hash, hub_data_problem
 from shared.suggestions import did_you_mean
 from shared.tasks.file_formats import ABOUT, SUFFIXES, FileSourceError, data_files
-from shared.text import visible
+from shared.text import listed, visible
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHARD = re.compile(r"(?:(.*?)[-_.])?(\d+)(?:-of-(\d+))?(?:-[0-9a-f]{16})?")
@@ -204,6 +204,4 @@ def _training(parts: Iterable[str]) -> list[str]:
 
 
 def _told(parts: Iterable[str]) -> str:
-    named = sorted(parts)
-    more = f" and {len(named) - _PARTS_TOLD:,} more" if len(named) > _PARTS_TOLD else ""
-    return ", ".join(visible(part, 60) for part in named[:_PARTS_TOLD]) + more
+    return listed(sorted(parts), _PARTS_TOLD, 60)

@@ -61,7 +61,7 @@ def test_what_is_written_passes_every_check_and_has_the_verifier_that_reads_the_
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "mine"
     written = _written(folder)
-    assert written["tasks"] == [{"path": str(data), "verifier": verifier}]
+    assert written["tasks"] == [{"path": f"../{data.name}", "verifier": verifier}]
     assert 16 <= written["eval"]["tasks"] <= len(answers) // 2
     lines = [line for line in (folder / "node.toml").read_text().splitlines() if line]
     assert len(lines) <= MOST_LINES
@@ -97,13 +97,27 @@ def test_what_cannot_be_used_is_told_and_leaves_no_folder(arguments: tuple[str, 
     assert not (tmp_path / "mine").exists()
 
 
-def test_a_folder_that_has_something_in_it_is_left_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["node.toml", "rewards.py"])
+def test_a_folder_that_has_what_would_be_written_is_left_as_it_is(file: str, tmp_path: Path) -> None:
     data = _questions(tmp_path / "rows.jsonl", ["1"])
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "node.toml").write_text("mine")
+    (tmp_path / "mine" / file).write_text("mine")
     done = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", str(data))
-    assert done.returncode != 0 and "not empty" in done.stderr
-    assert (tmp_path / "mine" / "node.toml").read_text() == "mine"
+    assert done.returncode != 0 and f"mine has a {file}" in done.stderr
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == [file]
+    assert (tmp_path / "mine" / file).read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_rows_in_the_folder_are_found_from_it_and_from_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    _questions(tmp_path / "mine" / "rows.jsonl", [str(number) for number in range(40)])
+    done = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", "mine/rows.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert _written(tmp_path / "mine")["tasks"][0]["path"] == "rows.jsonl"
+    for folder, file in ((tmp_path / "mine", "node.toml"), (tmp_path, "mine/node.toml")):
+        checked = _swarm(folder, "config", "check", "--config", file)
+        assert checked.returncode == 0, checked.stderr
 
 
 @pytest.mark.slow
@@ -128,7 +142,7 @@ def test_a_model_without_a_chat_template_is_asked_in_a_form_and_its_answer_is_cu
 def test_the_reward_fits_rows_of_messages(talks: bool, tmp_path: Path) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
     rows = [
-        {"prompt": [*asked, {"role": "assistant", "content": "?"}, {"role": "user", "content": str(n)}], "answer": str(n)}
+        {"messages": [*asked, {"role": "assistant", "content": "?"}, {"role": "user", "content": str(n)}], "answer": str(n)}
         for n in range(40)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -138,6 +152,9 @@ def test_the_reward_fits_rows_of_messages(talks: bool, tmp_path: Path) -> None:
         (model / "chat_template.jinja").unlink()
     done = _swarm(tmp_path, "new", "mine", "--model", str(model), "--data", "rows.jsonl")
     assert done.returncode == 0, done.stderr
+    written = _written(tmp_path / "mine")
+    assert "system_prompt" not in written["model"], "the rows bring one"
+    assert written["tasks"][0].get("question") == (None if talks else "Question: {messages}\nAnswer:")
     file = tmp_path / "mine" / "node.toml"
     file.write_text(file.read_text().replace('verifier = "final_number"', 'reward = "rewards.py:accuracy"'))
     checked = _swarm(tmp_path / "mine", "config", "check")

@@ -83,8 +83,8 @@ def test_one_row_without_the_column_is_a_bad_row_and_a_file_without_it_has_no_su
     assert row.startswith("line 2: this row has no 'answer', only question") and "--columns" not in row
     told = refused(written(tmp_path / "all.jsonl", *({"text": f"q{n}", "anwser": n, "id": n} for n in range(30))))
     assert told == [
-        "there is no column 'question' (nor prompt, problem); its columns are anwser, id, text; set `question` (`swarm task`: "
-        "--columns) to the questions' column",
+        "there is no column 'question' (nor prompt, problem, messages); its columns are anwser, id, text; set `question` "
+        "(`swarm task`: --columns) to the questions' column",
         "there is no column 'answer' (nor ground_truth, final_answer, solution, reward_model.ground_truth); its columns are "
         "anwser, id, text (did you mean anwser?); set `answer` (`swarm task`: --columns) to the answers' column",
     ]

@@ -156,6 +156,26 @@ def test_of_several_usual_names_the_first_is_taken_for_all_rows_and_told(tmp_pat
     assert line.startswith("there is no column 'answer'") and "its columns are prompt" in line
 
 
+def test_messages_are_found_and_inserted_as_their_texts_and_are_the_same_question(tmp_path: Path) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": USER}]
+    file = as_lines(tmp_path, [{"messages": asked, "answer": "12"}])
+    plain, made = read(file), read(file, question="Question: {messages}\nAnswer:")
+    assert texts(plain)[0][0].startswith("\0system\0")
+    assert texts(made) == [(f"Question: Be brief.\n\n{USER}\nAnswer:", "12")]
+    assert plain.asked(0) == made.asked(0)
+    ended = [*asked, {"role": "assistant", "content": "12"}]
+    (line,) = refused(as_lines(tmp_path, [{"messages": ended, "answer": "12"}]), question="{messages}!")
+    assert "{messages} ends with a message of the role assistant" in line
+
+
+def test_the_columns_in_an_error_are_whole_or_counted(tmp_path: Path) -> None:
+    names = [f"a_column_with_a_long_name_{number:02d}" for number in range(60)]
+    told = refused(as_lines(tmp_path, [dict.fromkeys(names, "x")]))[0]
+    assert all(name in told for name in names[:40]) and "_39 and 20 more" in told
+    few = refused(as_lines(tmp_path, [dict.fromkeys(names[:12], "x")]))[0]
+    assert all(name in few for name in names[:12]) and "more" not in few
+
+
 @pytest.mark.parametrize(
     ("question", "said"),
     [

@@ -172,7 +172,7 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, r
         (["[1, 2]\n"], ["line 1", "not a JSON object"]),
         ([ROWS[0], '{"question": "q"\n'], ["line 2", "line 1 column 17"]),
         ([{"question": "q", "anwser": 4}], ["no column 'answer'", "(did you mean anwser?)", "`swarm task`: --columns"]),
-        ([{"text": "q", "solution": 4}], ["no column 'question' (nor prompt, problem); its columns are solution, text"]),
+        ([{"text": "q", "solution": 4}], ["no column 'question' (nor prompt, problem, messages); its columns are solution, text"]),
         ([{"question": "q", "answer": None}], ["line 1", "column 'answer': has no value"]),
         ([{"question": "q", "answer": ["4"]}], ["line 1: column 'answer'", "several values"]),
         (['{"question": "q", "answer": NaN}\n'], ["line 1", "not a number"]),
