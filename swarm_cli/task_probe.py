@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 60.0
 """All of reasoning-gym's datasets with their default settings take a tenth of it."""
-LATE_S, _CALLS = 15.0, 3
+LATE_S, CALLS = 15.0, 3
 """More for each source: its scorer may never return. So many calls of one that takes nearly its
 whole time are tried at least.
 """
@@ -126,7 +126,7 @@ class TaskProbe:
         asked["sets"] = [each.model_dump(mode="json") for each in sets]
         asked["scoring"] = scoring.model_dump(mode="json")
         if deadline_s is None:
-            late_s = max(LATE_S, _CALLS * scoring.answer_timeout_s)
+            late_s = max(LATE_S, CALLS * scoring.answer_timeout_s)
             deadline_s = DEADLINE_S + sum(_file_s(spec) + late_s for spec in (*tasks, *sets))
             deadline_s += 0.0 if all(spec.sandbox for spec in (*tasks, *sets)) else LOADING_S
         if not self._ready():
@@ -233,7 +233,6 @@ def main() -> None:
         from shared.config import TaskSpec
         from shared.config.section import SETS
         from shared.config.task_sections import EvalSet
-        from shared.config.verifier_section import VerifierSection
         from shared.runtime.process_limits import MappedMemory, limit_data
         from shared.tasks.derive import dataset_names, forget_derived
         from shared.tasks.reference_checks import worth_trying
@@ -253,16 +252,15 @@ def main() -> None:
         tasks = [TaskSpec.model_validate(spec) for spec in asked["tasks"]]
         about = (tasks, asked["held_out"], asked["places"])
         sets = [EvalSet.model_validate(each) for each in asked["sets"]]
-        scoring = VerifierSection.model_validate(asked["scoring"])
         problems = [*source_problems(*about), *set_problems(sets)]
         files = [] if problems else [asdict(each) for each in file_questions(*about)]
         told: dict[str, list[str]] = {"problems": problems, "rewards": [], "reward_warnings": [], "awaiting_pass": []}
         if not problems and any(map(worth_trying, tasks)):
-            told |= _tried(tasks, asked["places"], scoring)
+            told |= _tried(tasks, asked["places"], asked["scoring"])
         common = 0
         if sets and not problems:
             common, nothing_left = rows_in_sets(tasks, asked["held_out"], sets)
-            tried = [_tried([each], [place], scoring, SETS) for place, each in enumerate(sets) if worth_trying(each)]
+            tried = [_tried([each], [place], asked["scoring"], SETS) for place, each in enumerate(sets) if worth_trying(each)]
             for name in ("problems", "rewards", "reward_warnings"):
                 told[name] = told[name] + [line for of_set in tried for line in of_set.get(name, [])]
             told["problems"] = told["problems"] + nothing_left
@@ -271,12 +269,14 @@ def main() -> None:
 
 
 def _tried(
-    tasks: Sequence[TaskSpec], places: Sequence[int], scoring: VerifierSection, table: tuple[str, ...] = ("tasks",)
+    tasks: Sequence[TaskSpec], places: Sequence[int], scoring: dict[str, object], table: tuple[str, ...] = ("tasks",)
 ) -> dict[str, list[str]]:
-    """Try the rewards in the sandbox that a run uses: mistakes of built-in verifiers, what was
-    earned, warnings about the user's own, and which of these wait for a pass.
+    """Try the rewards in the sandbox that a run uses, under the limits of its section `scoring`:
+    mistakes of built-in verifiers, what was earned, warnings about the user's own, and which of
+    these wait for a pass.
     """
     from shared.config.section import entry_lines
+    from shared.config.verifier_section import VerifierSection
     from shared.tasks.evaluation import PassRules
     from shared.tasks.file_source import with_row_name
     from shared.tasks.reference_checks import Trial, try_rewards, worth_trying
@@ -286,7 +286,7 @@ def _tried(
 
     async def trials() -> list[tuple[int, Trial]]:
         rules = PassRules(named)
-        async with ScorerPool.from_config(scoring, tasks=named, workers=1) as pool:
+        async with ScorerPool.from_config(VerifierSection.model_validate(scoring), tasks=named, workers=1) as pool:
             return [
                 (places[position] if places else position, trial)
                 for position, spec in enumerate(named)

@@ -125,7 +125,8 @@ async def test_questions_that_the_chat_template_cannot_write_are_left_out_of_dra
     nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eval_tasks: int
 ) -> None:
     rows, registry, model = tmp_path / "rows.jsonl", CollectorRegistry(), tmp_path / "model"
-    rows.write_text("".join(f'{{"question": "q{"odd" if n % 3 else ""}{n}", "answer": "{n}"}}\n' for n in range(30)))
+    writable = 3 if eval_tasks else 60  # every so many; among a lease's draws one must not be
+    rows.write_text("".join(f'{{"question": "q{"odd" if n % writable else ""}{n}", "answer": "{n}"}}\n' for n in range(180)))
     shutil.copytree(MODEL, model)
     template = (model / "chat_template.jinja").read_text()
     fails = "{% if 'odd' in messages[-1].content %}{{ raise_exception('an odd one') }}{% endif %}"
@@ -134,12 +135,12 @@ async def test_questions_that_the_chat_template_cannot_write_are_left_out_of_dra
     code = ENGINE.format(calls=1, changed="'finish_reason': 'eos'")
     with structlog.testing.capture_logs() as logs:
         await ended(nats_url, tmp_path, monkeypatch, code, task=task, registry=registry, model=model, eval_tasks=eval_tasks)
-    (told,) = [entry for entry in logs if entry["event"] == "questions_unwritable"]
-    assert 1 <= told["questions"] <= 20 and told["log_level"] == "warning" and "an odd one" in told["reason"]
+    told = [entry for entry in logs if entry["event"] == "questions_unwritable"][-1]  # told whenever they have doubled
+    assert 1 <= told["questions"] < 180 and told["log_level"] == "warning" and "an odd one" in told["reason"]
     (counted,) = [
         sample.value for metric in registry.collect() for sample in metric.samples if sample.name == "swarm_task_rows_left_out"
     ]
-    assert counted == told["questions"]
+    assert told["questions"] <= counted < 2 * told["questions"]
 
 
 async def test_an_engine_that_wants_no_calls_is_told_because_nothing_would_ever_be_generated(

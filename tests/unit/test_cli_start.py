@@ -59,7 +59,7 @@ try:
 finally:
     print(",".join(name for name in KNOWN if name in sys.modules), file=sys.stderr)
 """
-ASKED = {"tasks": [{"dataset": "gcd"}], "held_out": 0, "places": [], "sets": []}
+ASKED = {"tasks": [{"dataset": "gcd"}], "held_out": 0, "places": [], "sets": [], "scoring": {}}
 
 
 @pytest.mark.slow

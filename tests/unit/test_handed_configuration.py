@@ -154,6 +154,7 @@ spec:
 def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_probe, "DEADLINE_S", 1.0)
     monkeypatch.setattr(task_probe, "LATE_S", 0.0)
+    monkeypatch.setattr(task_probe, "CALLS", 0)
     (tmp_path / "node.toml").write_text(FOR_EVER)
     done = CliRunner().invoke(app, ["config", "check", "--config", str(tmp_path / "node.toml")])
     said = f"{done.output}{done.exception}"
@@ -165,6 +166,7 @@ def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeyp
 def test_k8s_check_of_tasks_that_take_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_probe, "DEADLINE_S", 1.0)
     monkeypatch.setattr(task_probe, "LATE_S", 0.0)
+    monkeypatch.setattr(task_probe, "CALLS", 0)
     files = {"alpha": FOR_EVER, "beta": FOR_EVER.replace("alpha", "beta").replace("max_digits = 1", "max_digits = 2")}
     text = "".join(OVERLAY.replace("NODE", node).replace("FILE", json.dumps(file)) for node, file in files.items())
     (tmp_path / "rendered.yaml").write_text(text)
