@@ -189,7 +189,7 @@ def groups_wanted(
     most, spare = composition.external, int(moves(settings) and composition.external < settings.external)
     if not most + spare:
         return 0
-    per_batch = most if strategy.prefers is None else math.ceil(most * settings.oversample)
+    per_batch = math.ceil(most * settings.oversample)
     external = [entry for entry in external if not entry.demonstration]
     young = [entry for entry in external if entry.age_s(now) <= _SOON_OLD * settings.max_external_age_s]
     mastered = sum(knowledge.pass_record(entry.source).mastered for entry in young)
@@ -307,8 +307,6 @@ class Assembly:
     ) -> tuple[list[PoolEntry], Preference | None]:
         if not wanted:
             return [], None
-        if self._strategy.prefers is None:
-            return draw_with_newcomers(self._strategy, fresh, wanted, cap, self.settings.newcomer_share, rng, knowledge), None
         drawn = candidates(len(fresh), wanted, self.settings.oversample)
         # A cap in the same proportion leaves, among the candidates, as many as the trainer may
         # keep.
@@ -321,12 +319,12 @@ class Assembly:
         sources = len({entry.source for entry in fresh})
         return chosen, Preference(
             keep=wanted,
-            by=self._strategy.prefers,
+            by=self._strategy.prefers or "order",
             node_cap=cap,
             newcomers=newcomers,
             newcomers_most=most,
             source_cap=node_cap(wanted, self.settings.max_share_per_source, sources),
-            by_lot=part_of(wanted, self.settings.share_by_lot),
+            by_lot=part_of(wanted, self.settings.share_by_lot) if self._strategy.prefers else 0,
         )
 
     def _short_for(self, short: bool, now: float) -> float:

@@ -358,15 +358,15 @@ class Preference(Message, frozen=True, kw_only=True):
     """Choice among the foreign groups by the trainer, which has the model, when a batch has more
     than a step takes.
 
-    It keeps the `keep` groups whose text is likeliest (`near`) or least likely (`far`) under its
-    policy, and `by_lot` of them by lot among the senders: at most `node_cap` from one node and,
-    while others have enough, `source_cap` of one task source (None: no limit). `newcomers` are
-    accounts (as in `ScoredGroup.account`); at most `newcomers_most` groups come from all of them
-    together; None: no limit.
+    It keeps the first `keep` groups that teach it something (`order`), or those whose text is
+    likeliest (`near`) or least likely (`far`) under its policy, `by_lot` of them by lot among the
+    senders. At most `node_cap` are from one node and, while others have enough, `source_cap` of one
+    task source (None: no limit). `newcomers` are accounts (as in `ScoredGroup.account`); at most
+    `newcomers_most` groups come from all of them together; None: no limit.
     """
 
     keep: Count
-    by: Literal["near", "far"]
+    by: Literal["near", "far", "order"]
     node_cap: Count
     newcomers: Annotated[list[ShortText], Meta(max_length=65_536)] = []
     newcomers_most: Count | None = None

@@ -12,7 +12,7 @@ from services.sampler.assembly import Assembly, BatchPlan, draw_with_newcomers
 from services.sampler.pool import Knowledge, PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import available, node_cap
-from services.trainer.selection.likelihood import CandidateGroup, preferred_indices
+from services.trainer.selection.likelihood import CandidateGroup, filled_places, preferred_indices
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.registry import STRATEGIES
@@ -63,14 +63,22 @@ def plan(entries: list[PoolEntry], strategy: str = "uniform") -> BatchPlan:
     return decided
 
 
+def placed(entries: list[PoolEntry]) -> list[PoolEntry]:
+    """The entries that the trainer trains on if all can be."""
+    made = plan(entries)
+    assert made.preference is not None
+    kept = filled_places([(each.node, each.source) for each in made.external], range(len(made.external)), made.preference)
+    return [made.external[place] for place in kept]
+
+
 def test_a_thousand_new_keys_get_a_quarter_of_the_batch_and_a_swarm_of_newcomers_all_of_it() -> None:
     crowd = [entry(seq, f"U{seq}", False) for seq in range(1, 1001)]
     old = [entry(1000 + seq, f"OLD{seq % 3}", True) for seq in range(1, 13)]
-    taken = plan(crowd + old).external
+    taken = placed(crowd + old)
     assert (len(taken), sum(not each.established for each in taken)) == (8, 2)
-    assert len(plan(crowd).external) == 8
-    few = plan(crowd + old[:1]).external
-    assert (len(few), sum(each.established for each in few)) == (8, 1), "what the established cannot fill is newcomers'"
+    assert len(placed(crowd)) == 8
+    few = placed(crowd + old[:1])
+    assert len(few) == 8 and sum(each.established for each in few) <= 1, "what the established cannot fill is newcomers'"
 
 
 def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more() -> None:
@@ -97,7 +105,7 @@ def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more(
 def test_many_nodes_of_one_share_have_one_nodes_part() -> None:
     copiers = [entry(seq, "~copiers", False) for seq in range(1, 101)]
     others = [entry(100 + seq, f"U{seq % 4}", False) for seq in range(1, 13)]
-    taken = plan(copiers + others).external
+    taken = placed(copiers + others)
     assert len(taken) == 8
     assert sum(each.node == "~copiers" for each in taken) <= 4
 
@@ -105,4 +113,4 @@ def test_many_nodes_of_one_share_have_one_nodes_part() -> None:
 def test_a_newcomer_that_has_become_established_takes_its_earlier_groups_along() -> None:
     became = [entry(seq, "UNEW", seq > 10) for seq in range(1, 21)]
     others = [entry(20 + seq, f"U{seq % 3}", True) for seq in range(1, 13)]
-    assert len(plan(became + others).external) == 8
+    assert len(placed(became + others)) == 8

@@ -228,10 +228,12 @@ def prefer(
     A candidate that cannot be trained on, or whose likelihood is not a number, comes last.
     """
     taken = candidates_of(batch, rules)
-    if taken is None:
+    if taken is None or batch.preference is None:
         return Preferred(batch=batch)
     fresh = [item for item in batch.items if item.scored.origin == "local" and not item.replayed]
     local = take_in(msgspec.structs.replace(batch, items=fresh), rules).groups if fresh else []
+    if batch.preference.by == "order":
+        return first_that_teach(model, batch, taken, repeated_share(local), config, parallel, known)
     return prefer_by(batch, taken, batch_logprobs(model, taken.groups, config, parallel, known=known), repeated_share(local))
 
 
@@ -281,6 +283,92 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs, usually_repe
         logprob=_mean([candidates[index].logprob for index in chosen]),
         logprob_left_out=_mean([each.logprob for index, each in enumerate(candidates) if index not in set(chosen)]),
     )
+
+
+def first_that_teach(
+    model: nn.Module,
+    batch: Batch,
+    taken: Intake,
+    usually_repeated: float,
+    config: UpdateConfig,
+    parallel: Parallel,
+    known: KnownLogprobs | None,
+) -> Preferred:
+    """The batch with the first candidates, in the order of the draw, that teach this policy
+    something.
+
+    Only answers that decide it are computed: rewarded short ones, of the candidates that would
+    take a place. One found to be mastered leaves its place to the next.
+    """
+    preference = batch.preference
+    assert preference is not None
+    items = [item.scored for item in batch.items if _is_candidate(item)]
+    groups = {group_id: group for group, (_, group_id) in zip(taken.groups, taken.authors, strict=True)}
+    able = [scored.group_id in groups and config.takes_part(groups[scored.group_id]) for scored in items]
+    barred = {
+        index for index, scored in enumerate(items) if able[index] and repeats_itself(groups[scored.group_id], usually_repeated)
+    }
+    mastered: Counter[str] = Counter()
+    looked_at = set(barred)
+    while True:
+        chosen = filled_places(
+            [(scored.sender_account, source_name(scored.group.task.ref.dataset, scored.group.task.ref.config)) for scored in items],
+            sorted((index for index in range(len(items)) if index not in barred), key=lambda index: not able[index]),
+            preference,
+        )
+        unknown = [index for index in chosen if able[index] and index not in looked_at]
+        if not unknown:
+            break
+        looked_at.update(unknown)
+        rewarded = [deciding_answers(groups[items[index].group_id]) for index in unknown]
+        found = batch_logprobs(model, rewarded, config, parallel, known=known)
+        for index, group, logprobs in zip(unknown, rewarded, found, strict=True):
+            if gives_already(group, logprobs):
+                barred.add(index)
+                mastered[items[index].group.node] += 1
+    kept = {items[index].group_id for index in chosen}
+    return Preferred(
+        batch=msgspec.structs.replace(
+            batch, items=[item for item in batch.items if not _is_candidate(item) or item.scored.group_id in kept]
+        ),
+        left_out=len(items) - len(chosen),
+        mastered_of=mastered,
+    )
+
+
+def filled_places(candidates: Sequence[tuple[str, str]], order: Iterable[int], preference: Preference) -> list[int]:
+    """Indexes of the candidates that get a place, sorted. candidates: sender and source of each.
+
+    One source gets more than `source_cap` only where other sources have too few.
+    """
+    chosen: list[int] = []
+    senders, sources = Counter[str](), Counter[str]()
+    new = frozenset(preference.newcomers)
+    room_for_new = math.inf if preference.newcomers_most is None else preference.newcomers_most
+    order = list(order)
+    for of_source in (math.inf if preference.source_cap is None else preference.source_cap, math.inf):
+        for index in order:
+            sender, source = candidates[index]
+            full = senders[sender] >= preference.node_cap or sources[source] >= of_source
+            if len(chosen) >= preference.keep or index in chosen or full or (sender in new and room_for_new <= 0):
+                continue
+            room_for_new -= sender in new
+            senders[sender] += 1
+            sources[source] += 1
+            chosen.append(index)
+    return sorted(chosen)
+
+
+SHORT = 64
+"""Longer answers are not compared with what the policy gives already, because it would have to be
+almost certain of every token.
+"""
+
+
+def deciding_answers(group: TokenGroup) -> TokenGroup:
+    """The group's rewarded answers of at most `SHORT` tokens."""
+    rewarded = zip(group.completions, group.advantages, strict=True)
+    return group.only([number for number, (ids, advantage) in enumerate(rewarded) if advantage > 0.0 and len(ids) <= SHORT])
 
 
 MASTERED = 0.5
