@@ -336,6 +336,50 @@ def _room(messages: int, size_bytes: int) -> float:
     return size_bytes / MAX_WAITING_BYTES + messages / MAX_WAITING
 
 
+# Estimates how much each sender sends from the few messages that this node reads. Pure.
+
+RATES_S = 300.0
+RATES_MESSAGES = 512
+FEWEST_READ = 5
+"""A sender of whom fewer messages were read may have been met by chance."""
+
+
+class SendingRates:
+    """What new senders put into the stream, read or not. A node reads a random sample of the newest
+    messages, so a sender has about the same part of the stream as of what was read.
+    """
+
+    def __init__(self, most_per_s: float) -> None:
+        """`most_per_s`: messages per second that one sender may send, over `STEADY_S`."""
+        self._most_per_s = most_per_s
+        self._read: deque[tuple[int, float, str, bool]] = deque(maxlen=RATES_MESSAGES)
+
+    def add(self, account: str, seq: int, stored_at: float, *, newcomer: bool) -> None:
+        """Add a message that was read: its position, and when the server stored it (Unix time)."""
+        self._read.append((seq, stored_at, account, newcomer))
+
+    def flood_per_s(self, now_s: float) -> float:
+        """Messages per second of the newcomers that each exceed what one sender may send, or 0.0.
+
+        `now_s`: Unix time.
+        """
+        lately = sorted(each for each in self._read if each[1] > now_s - RATES_S)
+        found: dict[str, list[int]] = {}
+        for place, (_, _, account, newcomer) in enumerate(lately):
+            if newcomer:
+                found.setdefault(account, []).append(place)
+        total_per_s = 0.0
+        for places in found.values():
+            if len(places) < FEWEST_READ:
+                continue
+            since = places[0]
+            first_seq, first_at, _, _ = lately[since]
+            part = len(places) / (len(lately) - since)
+            per_s = part * (lately[-1][0] - first_seq + 1) / max(now_s - first_at, STEADY_S)
+            total_per_s += per_s if per_s > self._most_per_s else 0.0
+        return total_per_s
+
+
 # Limits on the cost of large foreign payloads: bytes in progress at once, and chunks read once.
 # Pure: no clock, no I/O.
 #

@@ -247,6 +247,11 @@ class BorderFigures:
             "Foreign messages that were read and are waiting for their sender's turn.",
             registry=registry,
         )
+        self._flood = Gauge(
+            "swarm_ingest_flood_messages_per_second",
+            "Messages a second of new senders that each send more than one sender may; read or not, estimated by those read.",
+            registry=registry,
+        )
         self._left_out = Gauge(
             "swarm_senders_left_out",
             "Senders from whom nothing is accepted, by cause; other_tasks: they sent only tasks that this node does not accept.",
@@ -333,6 +338,9 @@ class BorderFigures:
 
     def waiting(self, messages: int) -> None:
         self._waiting.set(messages)
+
+    def flood(self, messages_per_s: float) -> None:
+        self._flood.set(messages_per_s)
 
     def left_out(self, quarantined: int, banned: int) -> None:
         for why, count in (("quarantined", quarantined), ("banned", banned)):

@@ -16,7 +16,15 @@ from functools import partial
 
 from services.verifier.border import Border, Candidate, Examiner, LocalModel, without_token_ids
 from services.verifier.episodes import answers_of, with_replies
-from services.verifier.fair_queue import IN_WORK_PER_SENDER, MAX_WAITING, SMALL_BYTES, ClaimedChunks, FairQueue, InFlightLimit
+from services.verifier.fair_queue import (
+    IN_WORK_PER_SENDER,
+    MAX_WAITING,
+    SMALL_BYTES,
+    ClaimedChunks,
+    FairQueue,
+    InFlightLimit,
+    SendingRates,
+)
 from services.verifier.figures import Figures
 from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages, RefusedRecord
@@ -95,6 +103,7 @@ class ForeignPipeline:
         self._waiting: FairQueue[StoredMessage] = FairQueue(
             verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
         )
+        self._rates = SendingRates(verifier.intake_groups_per_s * verifier.max_sender_share)
         self._examiner = Examiner(border)
         self._store = store
         self._refused = RefusedMessages(figures, log, time.time(), record, lambda name: border.sender(name, time.time()).known)
@@ -105,7 +114,7 @@ class ForeignPipeline:
 
     async def run(self) -> None:
         try:
-            await run_until_stopped(asyncio.Event(), self._read_swarm(), self._admit_waiting())
+            await run_until_stopped(asyncio.Event(), self._read_swarm(), self._admit_waiting(), self._tell_floods())
         finally:
             await cancel_and_wait(*self._in_work)
             self._examiner.close()
@@ -120,6 +129,11 @@ class ForeignPipeline:
                 await asyncio.sleep(RETRY_S)
             if not more:
                 await asyncio.sleep(self._config.verifier.intake_poll_s)
+
+    async def _tell_floods(self) -> None:
+        while True:
+            self._figures.border.flood(self._rates.flood_per_s(time.time()))
+            await asyncio.sleep(RETRY_S)
 
     async def _admit_waiting(self) -> None:
         """Starts messages that have a place, then sleeps until something ends or arrives. `news` is
@@ -202,6 +216,8 @@ class ForeignPipeline:
             self._refused.refuse(unread, message)
             return
         claimed = self._border.sender(sender, time.time())
+        if message.stored_at > self._began_at:
+            self._rates.add(claimed.account, message.seq, message.stored_at, newcomer=claimed.earned < 1.0)
         # By the time at which the server stored it: what waited while this node was slow was not
         # sent at once.
         lost_ones = self._waiting.offer(

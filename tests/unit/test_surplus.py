@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 
-from services.verifier.fair_queue import MAX_WAITING, FairQueue
+from services.verifier.fair_queue import MAX_WAITING, FairQueue, SendingRates
 from services.verifier.refusals import BLAME, CHECKS, Refusal, beyond_budget
 from services.verifier.swarm_reader import BURST_S
 from shared.config import NodeConfig
@@ -56,6 +57,38 @@ def test_a_node_that_was_short_of_time_finds_no_flood_in_what_waited_for_it() ->
 def test_one_newcomer_that_sends_ten_times_what_it_may_is_a_flood() -> None:
     found = refusals(senders=1, per_s=100.0, seconds=60)
     assert found.total() > 3000 and found[Refusal.FLOOD] > 0.8 * found.total()
+
+
+def flood_per_s(rates: dict[str, float], read: int, every_s: float = 10.0, seconds: float = 240.0) -> float:
+    """Return what a node that reads `read` of the newest messages each `every_s` says of newcomers
+    that send at these rates; a name with "known" has earned its place.
+    """
+    found, random, begun = SendingRates(10.0), Random(0), 0
+    stored = sorted((random.uniform(0, seconds), sender) for sender, per_s in rates.items() for _ in range(int(seconds * per_s)))
+    for look in range(1, int(seconds / every_s) + 1):
+        news = [place for place in range(begun, len(stored)) if stored[place][0] <= look * every_s]
+        begun = news[-1] + 1 if news else begun
+        newest = news[-max(4 * read, 32) :]
+        for place in sorted(random.sample(newest, min(read, len(newest)))):
+            found.add(stored[place][1], place + 1, 1e9 + stored[place][0], newcomer="known" not in stored[place][1])
+    return found.flood_per_s(1e9 + seconds)
+
+
+def test_a_flood_is_told_by_its_rate_though_a_node_reads_few_of_its_messages() -> None:
+    honest = {f"new{number}": 0.2 for number in range(20)}
+    assert flood_per_s({**honest, "mallory": 100.0}, read=6) == pytest.approx(100.0, rel=0.3)
+    assert flood_per_s({**honest, "mallory": 100.0, "eve": 50.0}, read=6) == pytest.approx(150.0, rel=0.3)
+    assert flood_per_s({**honest, "mallory": 100.0}, read=1, seconds=100.0) > 50.0, "six messages are enough"
+    assert flood_per_s({**honest, "mallory": 100.0}, read=0) == 0.0
+
+
+def test_many_newcomers_bursts_and_a_fast_known_sender_are_no_flood_of_the_stream() -> None:
+    assert flood_per_s({f"new{number}": 0.5 for number in range(400)}, read=30) == 0.0
+    assert flood_per_s({"known": 60.0, "new": 2.0}, read=30) == 0.0
+    burst = SendingRates(10.0)
+    for seq in range(1, 81):
+        burst.add("new", seq, 1e9 + seq / 80, newcomer=True)
+    assert burst.flood_per_s(1e9 + 1.0) == 0.0
 
 
 def test_what_was_in_the_stream_before_a_node_joined_is_no_flood_although_it_knows_nobody() -> None:
