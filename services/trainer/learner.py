@@ -155,7 +155,7 @@ class Learner:
         self.update_config = replace(
             UpdateConfig.of(config),
             budget_tokens=trainer.token_budget,
-            shared_prompt=self._shares_prompts(),
+            packed=self._packs_rows(),
             autocast_bf16=policy.dtype == torch.bfloat16,
             separate_head=separate_head(policy.model, trainer.token_budget),
         )
@@ -331,12 +331,12 @@ class Learner:
             group["lr"] = rate
         return rate
 
-    def _shares_prompts(self) -> bool:
-        if not self._config.shared_prompt:
+    def _packs_rows(self) -> bool:
+        if not self._config.packed_rows:
             return False
         reason = plain_rows_reason(self.model)
         if reason and self._parallel.rank == 0:
-            structlog.get_logger("trainer").info("prompts_not_shared", reason=reason)
+            structlog.get_logger("trainer").info("rows_not_packed", reason=reason)
         return not reason
 
     def _new_optimizer(self) -> torch.optim.AdamW:

@@ -67,7 +67,7 @@ def _logprobs(model: nn.Module) -> Tensor:
     vocabulary = int(getattr(text_config(model), "vocab_size", 0))
     tokens = torch.randint(vocabulary, (_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
     group = TokenGroup(prompt_ids=tokens[:4], completions=[tokens[4:]], behaviour_logprobs=[None], advantages=[0.0])
-    rows = build_rows([group], plan_rows([group], shared_prompt=False, budget_tokens=_TOKENS, hidden_size=1))
+    rows = build_rows([group], plan_rows([group], packed=False, budget_tokens=_TOKENS), packed=False)
     return completion_logprobs(model, rows.to(next(model.parameters()).device)).logprobs
 
 
@@ -144,7 +144,7 @@ def probed(model: nn.Module) -> SeparateHead:
     _compared(model, head, tokens, transform, _LARGE_LOGIT / largest)
     separate = SeparateHead(transform=transform, always=isinstance(head.weight, DTensor))
     group = TokenGroup(prompt_ids=tokens[:4], completions=[tokens[4:]], behaviour_logprobs=[None], advantages=[0.0])
-    rows = build_rows([group], plan_rows([group], shared_prompt=False, budget_tokens=99, hidden_size=1))
+    rows = build_rows([group], plan_rows([group], packed=False, budget_tokens=99), packed=False)
     rows = rows.to(next(model.parameters()).device)
     at_once = completion_logprobs(model, rows).logprobs
     chunked = completion_logprobs(model, rows, separate_head=replace(separate, always=True)).logprobs
@@ -286,8 +286,8 @@ def _in_rows(model: nn.Module, groups: list[TokenGroup]) -> Tensor:
     """Every completion token's logprob as training computes it: rows in a batch, padded on the
     right.
     """
-    planned = plan_rows(groups, shared_prompt=False, budget_tokens=1 << 20, hidden_size=1)
-    rows = build_rows(groups, planned).to(next(model.parameters()).device)
+    planned = plan_rows(groups, packed=False, budget_tokens=1 << 20)
+    rows = build_rows(groups, planned, packed=False).to(next(model.parameters()).device)
     scored = completion_logprobs(model, rows).logprobs
     by_sequence = {sequence: scored[row][rows.mask[row]] for row, sequence in enumerate(rows.sequences)}
     return torch.cat([by_sequence[sequence] for sequence in sorted(by_sequence)])

@@ -182,8 +182,8 @@ RAW = {
 class TrainerSection(ObjectiveSection):
     """Advantages, loss, optimizer, checkpoints."""
 
-    shared_prompt: ClassVar[bool] = True
-    """Compute a prompt once, not L times, where the model allows it."""
+    packed_rows: ClassVar[bool] = True
+    """Compute texts without padding and a prompt once, not L times, where the model allows it."""
     keep_best: ClassVar[bool] = True
     """Also keep the checkpoint with the best held-out result, as a run may fall from it."""
     collective_timeout_s: ClassVar[float] = 600.0
@@ -211,7 +211,9 @@ class TrainerSection(ObjectiveSection):
     )
     updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates per batch; clipping has an effect only above 1.")
     token_budget: int = Field(
-        16_384, ge=64, description="Padded tokens in a forward pass; affects memory and a GPU's speed. 16,384 suit 0.5B and 48 GB."
+        16_384,
+        ge=64,
+        description="Tokens in a forward pass; affects memory and a GPU's speed. 16,384 suit 0.5B and 48 GB.",
     )
     gradient_checkpointing: bool = Field(
         False,

@@ -295,12 +295,12 @@ def _scored(
     folder: str, prompts: Sequence[Sequence[int]], samples: Sequence[Sequence[Sequence[Sample]]]
 ) -> list[list[list[list[float]]]]:
     """The trainer's logprobs of the base policy's samples and of those of the moved one."""
-    from services.trainer.gradient.forward import supports_shared_prompt
+    from services.trainer.gradient.forward import plain_rows_reason
     from services.trainer.gradient.rows import TokenGroup
     from services.trainer.gradient.update import UpdateConfig, batch_logprobs
 
     model = _trained(folder)
-    update = UpdateConfig(shared_prompt=supports_shared_prompt(model))
+    update = UpdateConfig(packed=not plain_rows_reason(model))
     found = []
     for version, groups in enumerate(samples):
         if version:

@@ -147,10 +147,10 @@ def trainer_finding(kind: str, model: PreTrainedModel, reference: PreTrainedMode
     reason = plain_rows_reason(model)
     proximal = _proximal(reference)
     expected = {name: _expected_gradients(reference, configured(name), proximal) for name in OBJECTIVES}
-    ways = {"plain rows": False} if reason else {"plain rows": False, "shared prompts": True}
-    for way, shared in ways.items():
+    ways = {"plain rows": False} if reason else {"plain rows": False, "packed rows": True}
+    for way, packed in ways.items():
         for name in OBJECTIVES:
-            config = UpdateConfig(objective=configured(name), shared_prompt=shared)
+            config = UpdateConfig(objective=configured(name), packed=packed)
             _check_gradients(f"{kind}: {way}, {name}", model, reference, config, proximal, expected[name])
     if model.supports_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -17,26 +17,26 @@ from tests.architectures.tiny import ARCHITECTURES
 ALWAYS = (
     "bart",  # learnt positions that an encoder and a decoder count
     "bert-generation",  # positions that count
-    "big_bird",
     "bloom",  # alibi
     "cpmant",  # not causal, by little
     "deepseek_v4",  # compressed attention, each prompt by itself
-    "doge",  # a window too long to try
+    "doge",  # chooses its keys
     "gemma2",  # a window in every other layer, a soft cap on attention
     "gpt_neo",  # a window under another name, its own attention
     "gpt_oss",  # sinks and experts
-    "gptj",
     "llama",
     "llama4_text",  # chunked attention
     "mamba",  # no attention at all
-    "mpt",
-    "openai-gpt",  # takes no mask
+    "minimax",  # linear attention, each prompt by itself
+    "moshi",
+    "openai-gpt",  # its own attention
     "opt",  # functional dropout
     "phimoe",
     "prophetnet",  # computes no rows of tokens
     "qwen3",
     "qwen3_next",  # linear attention
     "recurrent_gemma",
+    "roformer",
     "roberta",  # positions counted by what is padding
     "whisper",
     "xlm",  # not causal

@@ -34,7 +34,7 @@ ALWAYS = (
     "xlm-roberta",
 )
 ENGINE_WAYS = [*(way.name for way in WAYS), "refused"]
-TRAINER_WAYS = ["shared prompts", "plain rows", "refused"]
+TRAINER_WAYS = ["packed rows", "plain rows", "refused"]
 TRIED = sorted(kind for kind, row in committed_outcomes().items() if "not tried" not in row)
 
 
@@ -62,7 +62,7 @@ def ways(kind: str) -> tuple[str, str]:
     set_training_modes(model)
     try:
         check_trainable(model)
-        trainer = "plain rows" if plain_rows_reason(model) else "shared prompts"
+        trainer = "plain rows" if plain_rows_reason(model) else "packed rows"
     except UntrainableModel:
         trainer = "refused"
     assert {name: (value.dtype, value.data_ptr()) for name, value in model.state_dict().items()} == before

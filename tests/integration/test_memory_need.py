@@ -67,7 +67,7 @@ def step_bytes(config: PreTrainedConfig, answer: int, budget: int, folder: Path)
     trainer = {"token_budget": budget, "warmup_steps": 0}
     section = {"path": str(folder / "model"), "device": "cpu", "dtype": "float32", "threads": 1}
     asked = node_config(folder, "nats://127.0.0.1:4222", model=section, trainer=trainer, generator={"max_new_tokens": answer})
-    learner = Learner(with_constants(asked, trainer={"shared_prompt": False}))
+    learner = Learner(with_constants(asked, trainer={"packed_rows": False}))
 
     def batch(number: int) -> Batch:
         return random_batch(

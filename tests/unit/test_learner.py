@@ -154,11 +154,11 @@ def test_adapters_train_with_gradient_checkpointing_as_without(model: Path) -> N
     assert any(not torch.equal(base[name], value) for name, value in frugal.policy().items())
 
 
-def test_plain_and_shared_prompt_rows_train_the_same_policy(model: Path) -> None:
-    shared = Learner(config_for(model, learning_rate=1e-4))
-    plain = Learner(config_for(model, shared_prompt=False, learning_rate=1e-4))
-    assert shared.update_config.shared_prompt and not plain.update_config.shared_prompt
-    left, right = trained(shared, 1, 1).policy(), trained(plain, 1, 1).policy()
+def test_plain_and_packed_rows_train_the_same_policy(model: Path) -> None:
+    packed = Learner(config_for(model, learning_rate=1e-4))
+    plain = Learner(config_for(model, packed_rows=False, learning_rate=1e-4))
+    assert packed.update_config.packed and not plain.update_config.packed
+    left, right = trained(packed, 1, 1).policy(), trained(plain, 1, 1).policy()
     norms = [float((left[name] - right[name]).abs().max()) for name in left]
     # Adam's first step has the size of the learning rate whatever the gradient's, so tiny gradients
     # may differ in sign.
@@ -283,7 +283,7 @@ def batch(model: Path) -> Batch:
 def mean_logprobs(learner: Learner, lesson: Batch) -> dict[float, float]:
     """Mean logprob per token of the first group's completions, by reward."""
     group = take_in(lesson, learner.rules).groups[0]
-    rows = build_rows([group], plan_rows([group], shared_prompt=False, budget_tokens=10_000, hidden_size=32))
+    rows = build_rows([group], plan_rows([group], packed=False, budget_tokens=10_000), packed=False)
     with torch.no_grad():
         scored = completion_logprobs(learner.model, rows).logprobs
     rewards = lesson.items[0].scored.rewards

@@ -71,7 +71,7 @@ def model_named(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 def rows_of(count: int = 5) -> TokenRows:
     groups = ragged_groups(count)
-    return build_rows(groups, plan_rows(groups, shared_prompt=False, budget_tokens=1 << 20, hidden_size=32))
+    return build_rows(groups, plan_rows(groups, packed=False, budget_tokens=1 << 20), packed=False)
 
 
 def scored_with_gradients(model: nn.Module, head: SeparateHead | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

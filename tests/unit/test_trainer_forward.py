@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from services.trainer.gradient.forward import completion_logprobs
-from services.trainer.gradient.rows import TokenGroup, build_rows, plan_micro_batches, plan_rows
+from services.trainer.gradient.rows import TokenGroup, plan_micro_batches, plan_rows
 from services.trainer.gradient.update import UpdateConfig, batch_logprobs
-from tests.unit.trainer_models import ragged_groups, small_model
+from tests.unit.trainer_models import ragged_groups, rows_of, small_model
 
 
 def alone(model, prompt: list[int], completion: list[int], temperature: float) -> tuple[Tensor, Tensor]:
@@ -24,13 +24,12 @@ def alone(model, prompt: list[int], completion: list[int], temperature: float) -
     return distribution.log_prob(torch.tensor(completion)), distribution.entropy()
 
 
-@pytest.mark.parametrize("shared_prompt", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_logprobs_in_a_padded_batch_equal_those_of_each_sequence_alone(family: str, shared_prompt: bool) -> None:
+def test_logprobs_in_rows_equal_those_of_each_sequence_alone(family: str, packed: bool) -> None:
     model = small_model(family)
     groups = ragged_groups(5)
-    rows = build_rows(groups, plan_rows(groups, shared_prompt=shared_prompt, budget_tokens=1 << 20, hidden_size=32))
-    assert rows.shared == shared_prompt
+    rows = rows_of(groups, packed=packed)
     scored = completion_logprobs(model, rows, temperature=0.7)
     assert len(rows.sequences) == sum(len(group.completions) for group in groups)
     for row, (group, completion) in enumerate(rows.sequences):
@@ -42,12 +41,12 @@ def test_logprobs_in_a_padded_batch_equal_those_of_each_sequence_alone(family: s
         assert not scored.entropy[row, len(tokens) :].any()
 
 
-@pytest.mark.parametrize("shared_prompt", [False, True])
-def test_more_padding_changes_nothing(shared_prompt: bool) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_longer_texts_beside_them_change_nothing(packed: bool) -> None:
     model = small_model()
     groups = ragged_groups(2)
     long = TokenGroup(prompt_ids=list(range(30)), completions=[list(range(30))], behaviour_logprobs=[None], advantages=[1.0])
-    config = UpdateConfig(shared_prompt=shared_prompt, budget_tokens=1 << 20)
+    config = UpdateConfig(packed=packed, budget_tokens=1 << 20)
     narrow = batch_logprobs(model, groups, config)
     wide = batch_logprobs(model, [*groups, long], config)
     for before, after in zip(narrow, wide, strict=False):
@@ -60,7 +59,7 @@ def test_the_output_layer_sees_only_positions_that_predict_a_completion_token() 
     groups = ragged_groups(3)
     seen: list[int] = []
     hook = model.lm_head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[:-1].numel()))
-    rows = build_rows(groups, plan_rows(groups, shared_prompt=True, budget_tokens=1 << 20, hidden_size=32))
+    rows = rows_of(groups, packed=True)
     completion_logprobs(model, rows)
     hook.remove()
     assert seen == [sum(length for group in groups for length in group.completion_lengths)]
@@ -78,7 +77,7 @@ def test_what_a_model_does_to_its_logits_is_kept() -> None:
         return output
 
     groups = ragged_groups(2)
-    rows = build_rows(groups, plan_rows(groups, shared_prompt=False, budget_tokens=1 << 20, hidden_size=32))
+    rows = rows_of(groups)
     expected = completion_logprobs(model, rows, temperature=3.0).logprobs
     model.forward = scaled
     torch.testing.assert_close(completion_logprobs(model, rows).logprobs, expected)
@@ -96,7 +95,7 @@ def test_the_entropy_of_a_ruled_out_token_is_zero_and_not_nan() -> None:
 
     model.forward = masked
     group = TokenGroup(prompt_ids=[1, 2], completions=[[31, 32]], behaviour_logprobs=[None], advantages=[1.0])
-    rows = build_rows([group], plan_rows([group], shared_prompt=False, budget_tokens=99, hidden_size=32))
+    rows = rows_of([group])
     scored = completion_logprobs(model, rows)
     assert torch.isfinite(scored.entropy).all() and (scored.entropy > 0).all()
     assert torch.isfinite(scored.logprobs).all()
@@ -109,7 +108,7 @@ def test_a_lora_model_scores_through_its_adapters() -> None:
         peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"),
     )
     groups = ragged_groups(2)
-    rows = build_rows(groups, plan_rows(groups, shared_prompt=True, budget_tokens=1 << 20, hidden_size=32))
+    rows = rows_of(groups, packed=True)
     adapted = completion_logprobs(model, rows).logprobs
     with model.disable_adapter():
         base = completion_logprobs(model, rows).logprobs
@@ -122,14 +121,14 @@ def test_a_lora_model_scores_through_its_adapters() -> None:
 
 def test_a_temperature_of_zero_is_refused() -> None:
     groups = ragged_groups(1)
-    rows = build_rows(groups, plan_rows(groups, shared_prompt=False, budget_tokens=999, hidden_size=32))
+    rows = rows_of(groups)
     with pytest.raises(ValueError, match="temperature is 0"):
         completion_logprobs(small_model(), rows, temperature=0.0)
 
 
 def test_half_precision_logits_are_normalised_in_float32() -> None:
     groups = ragged_groups(2)
-    rows = build_rows(groups, plan_rows(groups, shared_prompt=False, budget_tokens=999, hidden_size=32))
+    rows = rows_of(groups)
     scored = completion_logprobs(small_model(dtype=torch.bfloat16), rows)
     assert scored.logprobs.dtype == torch.float32
     exact = completion_logprobs(small_model(), rows)
@@ -137,5 +136,5 @@ def test_half_precision_logits_are_normalised_in_float32() -> None:
 
 
 def test_micro_batches_are_planned_in_the_same_way_every_time() -> None:
-    rows = plan_rows(ragged_groups(6), shared_prompt=True, budget_tokens=64, hidden_size=32)
-    assert plan_micro_batches(rows, 64) == plan_micro_batches(list(reversed(rows)), 64)
+    rows = plan_rows(ragged_groups(6), packed=True, budget_tokens=64)
+    assert plan_micro_batches(rows, 64, packed=True) == plan_micro_batches(list(reversed(rows)), 64, packed=True)

@@ -29,9 +29,7 @@ hides.
 
 def rows_of(model: nn.Module) -> torch.Tensor:
     groups = ragged_groups(3)
-    return completion_logprobs(
-        model, build_rows(groups, plan_rows(groups, shared_prompt=False, budget_tokens=999, hidden_size=32))
-    ).logprobs
+    return completion_logprobs(model, build_rows(groups, plan_rows(groups, packed=False, budget_tokens=999), packed=False)).logprobs
 
 
 @pytest.mark.slow

@@ -75,8 +75,8 @@ def expected_gradient(
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_one_pass_gives_the_gradient_of_an_independent_computation(aggregation: Any, shared: bool) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_pass_gives_the_gradient_of_an_independent_computation(aggregation: Any, packed: bool) -> None:
     model = small_model(dtype=torch.float64)
     groups = ragged_groups(8, with_behaviour=False)
     groups[5] = replace(groups[5], advantages=[30.0 * each for each in groups[5].advantages])
@@ -87,7 +87,7 @@ def test_one_pass_gives_the_gradient_of_an_independent_computation(aggregation: 
     assert scales and any(len(places) < len(groups[number].completions) for number, places in kept.items())
 
     objective = configured("dapo", aggregation=aggregation, max_completion_tokens=LONGEST)
-    config = UpdateConfig(objective=objective, budget_tokens=40, shared_prompt=shared)
+    config = UpdateConfig(objective=objective, budget_tokens=40, packed=packed)
     first = FirstPass((number for number, group in enumerate(groups) if not group.is_local), least)
     found = bounded_gradients(model, groups, config, InfluenceRules(factor=FACTOR), first=first)
     gradient = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])

@@ -7,14 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.gradient.rows import (
-    WIDEST_SHARED_ROW,
-    TokenGroup,
-    build_rows,
-    completions_per_row,
-    plan_micro_batches,
-    plan_rows,
-)
+from services.trainer.gradient.rows import TokenGroup, build_rows, plan_micro_batches, plan_rows
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=10)
 shapes = st.lists(st.tuples(st.integers(1, 60), lengths), min_size=1, max_size=8)
@@ -29,31 +22,29 @@ def group_of(prompt: int, completion_lengths: list[int]) -> TokenGroup:
     )
 
 
-@given(shapes, st.booleans(), st.integers(1, 200), st.sampled_from([1, 64, 4096]))
+@given(shapes, st.booleans(), st.integers(1, 200))
 def test_every_completion_is_in_exactly_one_row_of_one_micro_batch(
-    batch: list[tuple[int, list[int]]], shared: bool, budget: int, hidden_size: int
+    batch: list[tuple[int, list[int]]], packed: bool, budget: int
 ) -> None:
     groups = [group_of(*shape) for shape in batch]
-    rows = plan_rows(groups, shared_prompt=shared, budget_tokens=budget, hidden_size=hidden_size)
-    micro_batches = plan_micro_batches(rows, budget)
+    micro_batches = plan_micro_batches(plan_rows(groups, packed=packed, budget_tokens=budget), budget, packed=packed)
     placed = sorted((row.group, index) for rows in micro_batches for row in rows for index in range(row.start, row.stop))
     assert placed == [(g, c) for g, (_, completions) in enumerate(batch) for c in range(len(completions))]
     for rows in micro_batches:
-        assert len(rows) * max(row.width for row in rows) <= budget or len(rows) == 1
+        assert build_rows(groups, rows, packed=packed).input_ids.numel() <= budget or len(rows) == 1
         for row in rows:
             prompt, completions = batch[row.group]
             assert row.width == prompt + sum(completions[row.start : row.stop])
             assert row.width <= budget or row.stop - row.start == 1
-            assert shared or row.stop - row.start == 1
+            assert packed or row.stop - row.start == 1
 
 
 @pytest.mark.slow
 @given(shapes, st.booleans())
-def test_laid_out_rows_hold_every_token_behind_its_own_prompt(batch: list[tuple[int, list[int]]], shared: bool) -> None:
+def test_laid_out_rows_hold_every_token_behind_its_own_prompt(batch: list[tuple[int, list[int]]], packed: bool) -> None:
     groups = [group_of(*shape) for shape in batch]
-    rows = build_rows(groups, plan_rows(groups, shared_prompt=shared, budget_tokens=10_000, hidden_size=4096))
+    rows = build_rows(groups, plan_rows(groups, packed=packed, budget_tokens=10_000), packed=packed)
     flat_ids, flat_positions = rows.input_ids.flatten(), rows.position_ids.flatten()
-    flat_segments = rows.segment_ids.flatten()
     for n, (group, completion) in enumerate(rows.sequences):
         tokens = list(groups[group].completions[completion])
         prompt = len(groups[group].prompt_ids)
@@ -62,42 +53,20 @@ def test_laid_out_rows_hold_every_token_behind_its_own_prompt(batch: list[tuple[
         sources = rows.predicted_from[n, : len(tokens)]
         assert flat_ids[sources].tolist() == [prompt - 1, *tokens[:-1]]
         assert flat_positions[sources].tolist() == list(range(prompt - 1, prompt - 1 + len(tokens)))
-        assert flat_segments[sources[0]] == 0
-        assert len(set(flat_segments[sources[1:]].tolist())) <= 1
-    spent = sum(prompt * (1 if shared else len(completions)) for prompt, completions in batch)
-    used = int((rows.segment_ids >= 0).sum())
-    total = sum(sum(completions) for _, completions in batch)
-    assert used == spent + total or (shared and used > spent + total)
-
-
-def test_short_completions_share_one_prompt_and_long_ones_do_not() -> None:
-    assert completions_per_row(60, [8] * 8, budget_tokens=10_000, hidden_size=128) == 8
-    # one row: 6 x 128 x 16200 + 16200^2 = 275 M; eight rows of 2200: 8 x (6 x 128 x 2200 + 2200^2)
-    # = 52 M
-    assert completions_per_row(200, [2000] * 8, budget_tokens=1 << 20, hidden_size=128) == 1
-
-
-def test_no_shared_row_is_so_wide_that_its_mask_fills_the_memory() -> None:
-    """Whatever the budget: sixteen answers behind a long prompt are cut into rows, though one row
-    would cost fewest operations.
-    """
-    prompt, lengths = 12_000, [500] * 16
-    per_row = completions_per_row(prompt, lengths, budget_tokens=1 << 20, hidden_size=4096)
-    assert 1 < per_row < 16
-    assert prompt + per_row * 500 <= WIDEST_SHARED_ROW
-    assert completions_per_row(WIDEST_SHARED_ROW, lengths, budget_tokens=1 << 20, hidden_size=4096) == 1
+    if packed:
+        assert rows.layout is not None
+        assert rows.layout.flatten().tolist() == [n for prompt, lengths in batch for n in (prompt, len(lengths), *lengths)]
+        assert rows.input_ids.shape == (1, sum(prompt + sum(lengths) for prompt, lengths in batch))
 
 
 def test_a_budget_below_the_group_cuts_the_group_and_not_a_completion() -> None:
-    rows = plan_rows([group_of(10, [5, 5, 5, 30])], shared_prompt=True, budget_tokens=20, hidden_size=4096)
-    assert [(row.start, row.stop, row.width) for row in rows] == [(0, 1, 15), (1, 2, 15), (2, 3, 15), (3, 4, 40)]
-    rows = plan_rows([group_of(10, [5, 5, 5, 5])], shared_prompt=True, budget_tokens=20, hidden_size=4096)
-    assert [(row.start, row.stop, row.width) for row in rows] == [(0, 2, 20), (2, 4, 20)]
+    rows = plan_rows([group_of(10, [5, 5, 5, 30])], packed=True, budget_tokens=20)
+    assert [(row.start, row.stop, row.width) for row in rows] == [(0, 2, 20), (2, 3, 15), (3, 4, 40)]
 
 
 def test_numbers_per_token_are_padded_in_the_order_of_the_rows() -> None:
     groups = [group_of(3, [2, 1]), group_of(3, [3])]
-    rows = build_rows(groups, plan_rows(groups, shared_prompt=False, budget_tokens=100, hidden_size=8))
+    rows = build_rows(groups, plan_rows(groups, packed=False, budget_tokens=100), packed=False)
     values = [[[0.5, 0.25], None], [torch.tensor([1.0, 2.0, 3.0])]]
     assert rows.pad(values).tolist() == [[0.5, 0.25, 0.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
 
@@ -124,4 +93,4 @@ def test_a_group_whose_parts_do_not_fit_is_refused(wrong: dict[str, object], mes
 
 def test_a_micro_batch_budget_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="budget is 0"):
-        plan_micro_batches([], 0)
+        plan_micro_batches([], 0, packed=True)

@@ -118,12 +118,12 @@ def test_an_objective_sees_only_what_the_policy_said(objective: str, known: bool
 
 
 @pytest.mark.parametrize("objective", ["dapo", "gspo"])
-def test_rows_that_share_a_prompt_give_the_gradient_of_rows_alone(objective: str) -> None:
+def test_packed_rows_give_the_gradient_of_rows_alone(objective: str) -> None:
     model = small_model(dtype=torch.float64)
 
-    def gradient(shared: bool) -> tuple[Tensor, float]:
+    def gradient(packed: bool) -> tuple[Tensor, float]:
         model.zero_grad()
-        config = UpdateConfig(objective=configured(objective), shared_prompt=shared)
+        config = UpdateConfig(objective=configured(objective), packed=packed)
         stats = accumulate_gradients(model, groups_of_turns(), config)
         return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]), stats.tokens
 
@@ -135,7 +135,7 @@ def test_rows_that_share_a_prompt_give_the_gradient_of_rows_alone(objective: str
 def test_what_an_environment_said_has_no_likelihood_and_costs_no_logits() -> None:
     model = small_model(dtype=torch.float64)
     (group,) = groups_of_turns(1)
-    rows = build_rows([group], plan_rows([group], shared_prompt=False, budget_tokens=1000, hidden_size=32))
+    rows = build_rows([group], plan_rows([group], packed=False, budget_tokens=1000), packed=False)
     assert int(rows.mask.sum()) == sum(map(sum, TURNS))
     (masked,) = batch_logprobs(model, [group], UpdateConfig())
     (whole,) = batch_logprobs(model, [replace(group, sampled=())], UpdateConfig())

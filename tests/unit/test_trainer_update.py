@@ -103,8 +103,8 @@ def test_loss_and_gradient_equal_a_loop_over_completions_and_no_budget_changes_t
 
     micro_batches, statistics = set(), []
     for budget in (1 << 20, 60, 1):
-        for shared in (False, True):
-            cut = replace(config, budget_tokens=budget, shared_prompt=shared)
+        for packed in (False, True):
+            cut = replace(config, budget_tokens=budget, packed=packed)
             stats, found = step(model, groups, cut, proximal=proximal)
             assert stats.loss == pytest.approx(expected_loss.item(), abs=1e-5)
             assert (found - expected).abs().max() < 1e-5
@@ -284,7 +284,7 @@ def test_two_processes_that_share_a_normaliser_add_up_to_one() -> None:
 def test_gradient_checkpointing_changes_nothing() -> None:
     model = small_model().train()
     groups = ragged_groups(3)
-    config = UpdateConfig(shared_prompt=True)
+    config = UpdateConfig(packed=True)
     _, expected = step(model, groups, config)
     model.gradient_checkpointing_enable()
     stats, found = step(model, groups, config)
@@ -295,8 +295,8 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 def test_bfloat16_autocast_keeps_float32_gradients_close_to_exact_ones() -> None:
     model = small_model()
     groups = ragged_groups(4)
-    _, exact = step(model, groups, UpdateConfig(shared_prompt=True))
-    stats, found = step(model, groups, UpdateConfig(shared_prompt=True, autocast_bf16=True))
+    _, exact = step(model, groups, UpdateConfig(packed=True))
+    stats, found = step(model, groups, UpdateConfig(packed=True, autocast_bf16=True))
     assert found.dtype == torch.float32 and not torch.equal(found, exact)
     assert torch.nn.functional.cosine_similarity(found, exact, dim=0) > 0.98
     assert math.isfinite(stats.loss)
@@ -306,7 +306,7 @@ def test_the_same_step_gives_the_same_bits() -> None:
     groups = ragged_groups(5)
     model = small_model()
     twin = copy.deepcopy(model)
-    config = UpdateConfig(shared_prompt=True, budget_tokens=70)
+    config = UpdateConfig(packed=True, budget_tokens=70)
     assert torch.equal(step(model, groups, config)[1], step(twin, groups, config)[1])
 
 
@@ -320,7 +320,7 @@ def test_policy_gradient_steps_make_the_rewarded_completion_likelier() -> None:
     )
     for objective in OBJECTIVES.values():
         learner = copy.deepcopy(model)
-        config = UpdateConfig(objective=objective, shared_prompt=True)
+        config = UpdateConfig(objective=objective, packed=True)
         before = [logprobs.sum() for logprobs in batch_logprobs(learner, [group], config)[0]]
         optimizer = torch.optim.SGD(learner.parameters(), lr=0.05)
         for _ in range(5):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.rows import TokenGroup, TokenRows, build_rows, plan_rows
 
 VOCABULARY = 37
 
@@ -76,6 +76,11 @@ def ragged_groups(
             )
         )
     return groups
+
+
+def rows_of(groups: list[TokenGroup], *, packed: bool = False) -> TokenRows:
+    """All of the groups' texts in one pass."""
+    return build_rows(groups, plan_rows(groups, packed=packed, budget_tokens=1 << 20), packed=packed)
 
 
 def gradients(model: PreTrainedModel) -> torch.Tensor:

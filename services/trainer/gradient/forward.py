@@ -1,20 +1,21 @@
-"""Logprobs and entropy of completion tokens under a causal LM, over plain or shared-prompt rows,
-without dropout and with one chunk of logits at a time.
+"""Logprobs and entropy of completion tokens under a causal LM, over packed or padded rows, without
+dropout and with one chunk of logits at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from services.trainer.gradient.rows import TokenGroup, TokenRows, block_causal_mask, build_rows, plan_rows
+from services.trainer.gradient.packed_attention import PACKED, windows_asked
+from services.trainer.gradient.rows import TokenGroup, TokenRows, build_rows, plan_rows
 from shared.model.configuration import LONGEST_PROBE, attention_windows
 from shared.model.full_precision import HALF_TOLERANCE, computing_in_float32, is_half
 
@@ -272,8 +273,7 @@ def _add_outer(total: Tensor, logits: Tensor, hidden: Tensor, pieces: int) -> No
         total[start : start + rows] += logits[:, start : start + rows].t() @ hidden
 
 
-# A probe on the model itself: are completions that share a row computed exactly as if each were
-# alone?
+# A probe on the model itself: are texts that share a row computed exactly as if each were alone?
 
 # Tolerance relative to 1 + |logprob|; in half precision it is `HALF_TOLERANCE` for the mean.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -281,93 +281,83 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _LEAK_TOLERANCE = 1e-5
 
 
-def supports_shared_prompt(model: nn.Module) -> bool:
-    """Say whether shared-prompt rows may be used; see `plain_rows_reason`."""
-    return not plain_rows_reason(model)
-
-
 def plain_rows_reason(model: nn.Module) -> str:
-    """Why every completion needs a row of its own; empty if a prompt's completions may share one.
+    """Why every completion needs a padded row of its own; empty if rows may be packed, which then
+    is how the model's attention is set.
 
-    Sharing needs sdpa or eager attention over the full context in every layer. If the configuration
-    does not rule it out, it is tested on a few tokens, more than any window that the configuration
-    names: shared rows must give the logprobs of plain rows, and a completion's logprobs must not
-    change with its neighbour's tokens. Each module's mode is restored afterwards.
+    Packing needs attention in every layer that transformers lets one replace. Whether its results
+    are those of plain rows, and do not change with another text's tokens, is tested on a few texts,
+    longer than any window that is not a layer's own argument. Each module's mode is restored.
     """
-    if attention_implementation(model) not in ("sdpa", "eager"):
-        return f"attention {attention_implementation(model)!r} takes no mask of one's own"
-    config = text_config(model)
-    window = _window(config)
-    if window is None:
-        return "not every layer attends to the whole text"
-    if window > LONGEST_PROBE:
-        return f"its configuration names a window of {window} tokens, too long to try whether its layers keep to it"
+    before = attention_implementation(model)
+    if before not in ("sdpa", "eager", PACKED):
+        return f"attention {before!r} cannot be replaced"
     try:
         with torch.no_grad(), evaluating(model):
             with computing_in_float32(model):
-                agrees = _probe(model, window, rounded=False)
-            if agrees and is_half(next(model.parameters()).dtype):
-                agrees = _probe(model, window, rounded=True)
+                reason = _probe(model, before, rounded=False)
+            if not reason and is_half(next(model.parameters()).dtype):
+                reason = _probe(model, before, rounded=True)
     except Exception as error:
-        # Models that cannot take the mask raise different errors; any of them means that sharing is
-        # not possible.
-        return f"it cannot take a mask of one's own ({type(error).__name__})"
-    return "" if agrees else "it computes completions that share a row otherwise than each alone"
+        # Models that cannot take packed rows raise different errors; any of them means that packing
+        # is not possible.
+        reason = f"it does not take a row of several texts ({type(error).__name__})"
+    if reason:
+        _set_attention(model, before)
+    return reason
 
 
-def _window(config: object) -> int | None:
-    """The widest window that the probe must exceed, 0 without any; None if the configuration rules
-    sharing out.
+def _set_attention(model: nn.Module, name: str) -> None:
+    if attention_implementation(model) != name:
+        model.set_attn_implementation(name)  # type: ignore[operator]
+    if attention_implementation(model) != name:  # transformers only warns
+        raise ValueError("the model's attention cannot be replaced, so texts cannot share a row: plan rows with packed=False")
+
+
+def _probe(model: nn.Module, attention: str, *, rounded: bool) -> str:
+    """Why packed rows are wrong, compared with plain ones under `attention`; empty if they are
+    right. rounded: in the model's own half precision, as far as its accuracy allows.
     """
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is not None:
-        return 0 if all(kind == "full_attention" for kind in layer_types) else None
-    if getattr(config, "use_sliding_window", True) is False:
-        return 0
-    if getattr(config, "sliding_window", None) is not None:
-        return None
-    return max(attention_windows(config), default=0)
-
-
-def _probe(model: nn.Module, window: int, *, rounded: bool) -> bool:
-    """Say whether shared rows are right. rounded: in the model's own half precision, as far as its
-    accuracy allows.
-    """
-    vocabulary = int(getattr(text_config(model), "vocab_size", 0))
+    config = text_config(model)
+    named = [] if _attends_to_all(config) else attention_windows(config)
+    window = max((width for width in named if width <= LONGEST_PROBE), default=0)
+    vocabulary = int(getattr(config, "vocab_size", 0))
     generator = torch.Generator().manual_seed(0)
 
-    def tokens(count: int) -> list[int]:
-        return torch.randint(vocabulary, (count,), generator=generator).tolist()
+    def group(prompt: int, *lengths: int) -> TokenGroup:
+        first, *others = (torch.randint(vocabulary, (length,), generator=generator).tolist() for length in (prompt, *lengths))
+        count = len(lengths)
+        return TokenGroup(prompt_ids=first, completions=others, behaviour_logprobs=[None] * count, advantages=[0.0] * count)
 
-    prompt, first, second, third = tokens(5), tokens(4), tokens(window + 6), tokens(3)
-    other = [(token + 1) % vocabulary for token in first]
-    plain = _logprobs(model, prompt, [first, second, third], shared=False)
-    shared = _logprobs(model, prompt, [first, second, third], shared=True)
-    moved = _logprobs(model, prompt, [other, second, third], shared=True)
-    relative = (shared - plain).abs() / (1.0 + plain.abs())
+    def logprobs(groups: Sequence[TokenGroup], *, packed: bool) -> tuple[Tensor, set[int]]:
+        rows = build_rows(groups, plan_rows(groups, packed=packed, budget_tokens=1 << 30), packed=packed)
+        rows = rows.to(next(model.parameters()).device)
+        found = completion_logprobs(model, rows).logprobs
+        return found, set() if rows.layout is None else windows_asked(rows.layout)
+
+    first, *others = group(5, 4, window + 6, 3), group(window + 7, 4, 2), group(3, 5)
+    changed = replace(first, completions=[[(token + 1) % vocabulary for token in first.completions[0]], *first.completions[1:]])
+    _set_attention(model, attention)
+    plain, _ = logprobs([first, *others], packed=False)
+    packed, asked = logprobs([first, *others], packed=True)
+    moved, _ = logprobs([changed, *others], packed=True)
+    relative = (packed - plain).abs() / (1.0 + plain.abs())
     same_as_plain = float(relative.mean()) <= HALF_TOLERANCE if rounded else float(relative.max()) <= _TOLERANCE[plain.dtype]
-    blind_to_neighbours = rounded or bool(((shared[1:] - moved[1:]).abs() <= _LEAK_TOLERANCE).all())
-    return same_as_plain and blind_to_neighbours
+    blind_to_others = rounded or bool(((packed[1:] - moved[1:]).abs() <= _LEAK_TOLERANCE).all())
+    if not (same_as_plain and blind_to_others):
+        return "it computes texts that share a row otherwise than each alone"
+    untried = [width for width in named if width > LONGEST_PROBE and width not in asked]
+    if untried:
+        return f"its configuration names a window of {untried[0]} tokens, too long to try whether its layers keep to it"
+    return ""
 
 
-def _logprobs(model: nn.Module, prompt: list[int], completions: list[list[int]], *, shared: bool) -> Tensor:
-    group = TokenGroup(
-        prompt_ids=prompt,
-        completions=completions,
-        behaviour_logprobs=[None] * len(completions),
-        advantages=[0.0] * len(completions),
-    )
-    # With a hidden size this large the plan treats attention as free and puts all completions into
-    # one row.
-    rows = plan_rows([group], shared_prompt=shared, budget_tokens=1 << 30, hidden_size=1 << 20)
-    device = next(model.parameters()).device
-    return completion_logprobs(model, build_rows([group], rows).to(device)).logprobs
-
-
-_MASK_ALIGNMENT = 16
-"""Memory-efficient attention on a GPU copies a mask, in every layer, whose rows do not start at
-multiples of so many numbers.
-"""
+def _attends_to_all(config: object) -> bool:
+    """Say whether no layer uses a window that the configuration may name."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return all(kind == "full_attention" for kind in layer_types)
+    return getattr(config, "use_sliding_window", True) is False
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,8 +412,8 @@ def completion_logprobs(
     The output layer sees only the positions that predict a completion token: never the prompt,
     never padding. separate_head: how to compute logits in chunks; None: all at once, through the
     model's own forward pass. entropies: of about so many tokens, evenly spread, the entropy is
-    computed too; None: of all. Raises ValueError if the temperature is not positive, or if rows are
-    shared and the attention does not support that.
+    computed too; None: of all. Raises ValueError if the temperature is not positive, or if the rows
+    are packed and the model's attention cannot be replaced.
     """
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature}: behaviour logprobs need one above 0")
@@ -576,48 +566,14 @@ def _logits_at(model: nn.Module, rows: TokenRows, positions: Tensor) -> Tensor:
 
 def _forward(model: nn.Module, rows: TokenRows) -> Tensor:
     inputs: dict[str, Tensor] = {"input_ids": rows.input_ids}
-    if rows.shared:
-        inputs["attention_mask"] = _attention_mask(model, block_causal_mask(rows.segment_ids))
-        inputs["position_ids"] = rows.position_ids
-    # Plain rows need no mask: padding is on the right, where causal attention never looks, and
+    if rows.layout is not None:
+        # Set once: layers that recompute their activations ask for it again in the backward pass.
+        _set_attention(model, PACKED)
+        inputs |= {"attention_mask": rows.layout, "position_ids": rows.position_ids}
+    # Padded rows need no mask: padding is on the right, where causal attention never looks, and
     # attention kernels are fastest without a mask.
     logits: Tensor = model(**inputs, use_cache=False).logits
     return logits
-
-
-def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
-    implementation = attention_implementation(model)
-    if implementation == "sdpa":
-        dtype = _scores_dtype(model, allowed.device.type)
-        # From booleans every layer would make a mask of numbers and keep it for the backward pass.
-        return allowed if dtype is None else _to_add(allowed, dtype, -math.inf)
-    if implementation == "eager":
-        dtype = next(model.parameters()).dtype
-        return _to_add(allowed, dtype, torch.finfo(dtype).min)
-    raise ValueError(
-        f"attention {implementation!r} does not accept a custom mask, so completions cannot share a row: "
-        "use sdpa, or plan rows with shared_prompt=False"
-    )
-
-
-def _scores_dtype(model: nn.Module, device: str) -> torch.dtype | None:
-    """The dtype that sdpa computes in, which a mask of numbers must have; None if it is not
-    certain.
-    """
-    if device not in ("cpu", "cuda"):
-        return None
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    dtype = next(model.parameters()).dtype
-    # A half model may be computing in float32 (`computing_in_float32`).
-    return None if is_half(dtype) else dtype
-
-
-def _to_add(allowed: Tensor, dtype: torch.dtype, forbidden: float) -> Tensor:
-    """A mask that is added to attention's scores: 0 where `allowed`, else `forbidden`."""
-    *outer, width = allowed.shape
-    padded = torch.zeros(*outer, -(-width // _MASK_ALIGNMENT) * _MASK_ALIGNMENT, dtype=dtype, device=allowed.device)
-    return padded[..., :width].masked_fill_(~allowed, forbidden)
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Token rows: how the prompts and completions of rollout groups are laid out for the model, which
-rows share a micro-batch, and which of them each process computes.
+of them share a micro-batch, and which each process computes.
 
-A row holds one prompt and one or more of its completions: `prompt, completion, completion, ...`.
+A slice is one prompt with one or more of its completions: `prompt, completion, completion, ...`.
 Every completion sees the prompt and itself, and its positions continue where the prompt ends. So
-each is computed as if it were alone, while the prompt is computed once. A row with one completion
-is an ordinary causal row.
+each is computed as if it were alone, while the prompt is computed once. *Packed*, the slices of a
+micro-batch are one row, one after another (`packed_attention`). For models that cannot do that each
+completion with its prompt is a row of its own, padded on the right.
 
 The split into micro-batches and processes changes no result, only the cost, because the normaliser
 is fixed for the whole step beforehand.
@@ -17,9 +18,6 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
-
-PADDING_SEGMENT = -1
-PROMPT_SEGMENT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +127,8 @@ class TokenGroup:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowSlice:
-    """Completions `start` to `stop` of group number `group`, as one row of `width` tokens. Sorts by
-    width.
+    """Completions `start` to `stop` of group number `group` behind their prompt, `width` tokens.
+    Sorts by width.
     """
 
     width: int
@@ -162,59 +160,63 @@ class CompletionRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRows(CompletionRows):
-    """R rows of W tokens, right-padded, that hold N completions of at most T tokens, in the order
-    of `sequences`.
+    """R rows of W tokens that hold N completions of at most T tokens, in the order of `sequences`.
 
-    input_ids, position_ids, segment_ids: (R, W) int64; segments are 0 for the prompt, 1.. for
-    completions, -1 for padding. predicted_from: (N, T) int64, index into the R x W flattened
-    positions of the previous token, whose hidden state predicts this one. targets: (N, T) int64.
-    shared: whether any row holds more than one completion.
+    input_ids, position_ids: (R, W) int64. predicted_from: (N, T) int64, index into the R x W
+    flattened positions of the previous token, whose hidden state predicts this one. targets: (N, T)
+    int64. layout: of a packed row, (1, 1, 1, n) int64 on the CPU: of each slice the tokens of its
+    prompt, the number of its completions and the tokens of each; None: padded rows of one
+    completion.
     """
 
     input_ids: Tensor
     position_ids: Tensor
-    segment_ids: Tensor
     predicted_from: Tensor
     targets: Tensor
-    shared: bool
+    layout: Tensor | None
 
     def to(self, device: torch.device | str) -> TokenRows:
         moved = {
             field.name: getattr(self, field.name).to(device)
             for field in fields(self)
-            if isinstance(getattr(self, field.name), Tensor)
+            if isinstance(getattr(self, field.name), Tensor) and field.name != "layout"
         }
         return replace(self, **moved)
 
 
-def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice]) -> TokenRows:
-    """Lay out the sliced completions of `groups`, one row per slice, as CPU tensors."""
-    width = max(piece.width for piece in slices)
+def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice], *, packed: bool) -> TokenRows:
+    """Lay out the sliced completions of `groups`, in one row or in one row per slice, as CPU
+    tensors.
+    """
+    width = sum(piece.width for piece in slices) if packed else max(piece.width for piece in slices)
     longest = max(len(tokens) for piece in slices for tokens in groups[piece.group].completions[piece.start : piece.stop])
     count = sum(piece.stop - piece.start for piece in slices)
-    input_ids = torch.zeros(len(slices), width, dtype=torch.int64)
+    input_ids = torch.zeros(1 if packed else len(slices), width, dtype=torch.int64)
     position_ids = torch.zeros_like(input_ids)
-    segment_ids = torch.full_like(input_ids, PADDING_SEGMENT)
+    flat_ids, flat_positions = input_ids.view(-1), position_ids.view(-1)
     predicted_from = torch.zeros(count, longest, dtype=torch.int64)
     targets = torch.zeros_like(predicted_from)
     mask = torch.zeros(count, longest, dtype=torch.bool)
     sequences: list[tuple[int, int]] = []
-    for row, piece in enumerate(slices):
+    layout: list[int] = []
+    begin = 0
+    for number, piece in enumerate(slices):
         group = groups[piece.group]
         prompt_length = len(group.prompt_ids)
-        input_ids[row, :prompt_length] = torch.tensor(list(group.prompt_ids))
-        position_ids[row, :prompt_length] = torch.arange(prompt_length)
-        segment_ids[row, :prompt_length] = PROMPT_SEGMENT
-        begin = prompt_length
-        for segment, completion in enumerate(range(piece.start, piece.stop), start=1):
+        layout += [prompt_length, piece.stop - piece.start, *group.completion_lengths[piece.start : piece.stop]]
+        begin = begin if packed else number * width
+        flat_ids[begin : begin + prompt_length] = torch.tensor(list(group.prompt_ids))
+        flat_positions[begin : begin + prompt_length] = torch.arange(prompt_length)
+        begin += prompt_length
+        last_of_prompt = begin - 1
+        for completion in range(piece.start, piece.stop):
             tokens = torch.tensor(list(group.completions[completion]))
             length = len(tokens)
-            input_ids[row, begin : begin + length] = tokens
-            position_ids[row, begin : begin + length] = torch.arange(prompt_length, prompt_length + length)
-            segment_ids[row, begin : begin + length] = segment
+            flat_ids[begin : begin + length] = tokens
+            flat_positions[begin : begin + length] = torch.arange(prompt_length, prompt_length + length)
             sequence = len(sequences)
-            predicted_from[sequence, 0] = row * width + prompt_length - 1
-            predicted_from[sequence, 1:length] = row * width + torch.arange(begin, begin + length - 1)
+            predicted_from[sequence, 0] = last_of_prompt
+            predicted_from[sequence, 1:length] = torch.arange(begin, begin + length - 1)
             targets[sequence, :length] = tokens
             sampled = group.sampled_of(completion)
             mask[sequence, :length] = True if sampled is None else torch.tensor(list(sampled))
@@ -223,85 +225,48 @@ def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice]) -> Toke
     return TokenRows(
         input_ids=input_ids,
         position_ids=position_ids,
-        segment_ids=segment_ids,
         predicted_from=predicted_from,
         targets=targets,
         mask=mask,
         sequences=sequences,
-        shared=any(piece.stop - piece.start > 1 for piece in slices),
+        layout=torch.tensor(layout).view(1, 1, 1, -1) if packed else None,
     )
 
 
-def block_causal_mask(segment_ids: Tensor) -> Tensor:
-    """(R, 1, W, W) bool, True where a query (dim 2) sees a key (dim 3), from segments (R, W).
+def plan_rows(groups: Sequence[TokenGroup], *, packed: bool, budget_tokens: int) -> list[RowSlice]:
+    """Split every group into slices: one completion each, or, packed, as many as the budget takes.
 
-    A token sees what precedes it in the prompt and in its own completion. Padding sees itself,
-    because a softmax over nothing is NaN; nothing else sees it.
-    """
-    queries, keys = segment_ids.unsqueeze(2), segment_ids.unsqueeze(1)
-    # In place, because this is the largest tensor of a wide row.
-    allowed = keys == queries
-    allowed |= keys == PROMPT_SEGMENT
-    allowed &= keys != PADDING_SEGMENT
-    allowed &= queries != PADDING_SEGMENT
-    allowed.tril_().diagonal(dim1=1, dim2=2).fill_(True)
-    return allowed.unsqueeze(1)
-
-
-WIDEST_SHARED_ROW = 16_384
-"""Largest width in tokens. A row's mask takes two bytes for each pair of tokens in bfloat16, 0.54
-GB, and four in float32; plain rows need none.
-"""
-
-
-def plan_rows(groups: Sequence[TokenGroup], *, shared_prompt: bool, budget_tokens: int, hidden_size: int) -> list[RowSlice]:
-    """Split every group into rows: one completion per row, or, with `shared_prompt`, the number
-    that is cheapest.
-
-    A row stays within `budget_tokens` unless a single completion with its prompt does not fit.
+    A slice stays within `budget_tokens` unless a single completion with its prompt does not fit.
     """
     rows: list[RowSlice] = []
     for index, group in enumerate(groups):
         prompt, lengths = len(group.prompt_ids), group.completion_lengths
-        per_row = 1
-        if shared_prompt:
-            per_row = completions_per_row(prompt, lengths, budget_tokens=budget_tokens, hidden_size=hidden_size)
-        for start in range(0, len(lengths), per_row):
-            stop = min(start + per_row, len(lengths))
-            rows.append(RowSlice(prompt + sum(lengths[start:stop]), index, start, stop))
+        start, width = 0, prompt
+        for number, length in enumerate(lengths):
+            if number > start and not (packed and width + length <= budget_tokens):
+                rows.append(RowSlice(width, index, start, number))
+                start, width = number, prompt
+            width += length
+        if lengths:
+            rows.append(RowSlice(width, index, start, len(lengths)))
     return rows
 
 
-def completions_per_row(prompt: int, lengths: Sequence[int], *, budget_tokens: int, hidden_size: int) -> int:
-    """Choose how many completions follow one prompt, so that the group costs the fewest operations.
+def plan_micro_batches(rows: Sequence[RowSlice], budget_tokens: int, *, packed: bool) -> list[list[RowSlice]]:
+    """Gather slices, sorted by width, whose tokens stay within `budget_tokens`; unless packed, as
+    many as that many rows of the largest width have.
 
-    Sharing saves the prompt's linear layers but widens the row, and with a custom mask attention
-    pays for the whole square, in time and in memory, so no shared row is wider than
-    `WIDEST_SHARED_ROW`. Per layer and token about 24 h^2 operations are linear and 4 h W are
-    attention (h `hidden_size`, W the row's width), which gives the cost `6 h W + W^2` of a row.
-    """
-
-    def widths(per_row: int) -> list[int]:
-        return [prompt + sum(lengths[start : start + per_row]) for start in range(0, len(lengths), per_row)]
-
-    widest = min(budget_tokens, WIDEST_SHARED_ROW)
-    allowed = [n for n in range(1, len(lengths) + 1) if n == 1 or max(widths(n)) <= widest]
-    return min(allowed, key=lambda n: (sum(6 * hidden_size * width + width**2 for width in widths(n)), n))
-
-
-def plan_micro_batches(rows: Sequence[RowSlice], budget_tokens: int) -> list[list[RowSlice]]:
-    """Pack rows, sorted by width, so that the number of rows times the largest width stays within
-    `budget_tokens`.
-
-    A row wider than the budget gets its own micro-batch. The order depends only on the rows, so the
-    same batch is always split the same way.
+    A slice wider than the budget gets its own micro-batch. The order depends only on the slices, so
+    the same batch is always split the same way.
     """
     if budget_tokens < 1:
         raise ValueError(f"micro-batch budget is {budget_tokens} tokens: it must be 1 or more")
     batches: list[list[RowSlice]] = []
     for row in sorted(rows):
-        if batches and (len(batches[-1]) + 1) * row.width <= budget_tokens:
-            batches[-1].append(row)
+        last = batches[-1] if batches else []
+        tokens = sum(each.width for each in last) + row.width if packed else (len(last) + 1) * row.width
+        if last and tokens <= budget_tokens:
+            last.append(row)
         else:
             batches.append([row])
     return batches
@@ -322,7 +287,7 @@ class MicroBatch:
     counted: bool = True
 
 
-def micro_batches_of(rank: int, ranks: int, rows: Sequence[RowSlice], budget_tokens: int) -> list[MicroBatch]:
+def micro_batches_of(rank: int, ranks: int, rows: Sequence[RowSlice], budget_tokens: int, *, packed: bool) -> list[MicroBatch]:
     """The micro-batches of process `rank`. Every process gets equally many, because sharded passes
     are made together.
 
@@ -332,7 +297,7 @@ def micro_batches_of(rank: int, ranks: int, rows: Sequence[RowSlice], budget_tok
     """
     if not rows:
         return []
-    plans = [plan_micro_batches(share, budget_tokens) for share in shares(rows, ranks)]
+    plans = [plan_micro_batches(share, budget_tokens, packed=packed) for share in shares(rows, ranks)]
     passes = max(len(plan) for plan in plans)
     own = [MicroBatch(batch) for batch in plans[rank]]
     return own + [MicroBatch([min(rows)], counted=False)] * (passes - len(own))

@@ -121,10 +121,10 @@ class UpdateConfig:
     without advantage count in the mean of the loss. False (DAPO's dynamic sampling): such a group
     changes nothing at all. True (plain GRPO): it takes its share of the mean and so makes the step
     smaller. Neither changes with the divergence to the reference, which has a mean of its own.
-    budget_tokens: padded tokens in one forward pass. shared_prompt: compute a group's prompt once;
-    only where `supports_shared_prompt(model)`. autocast_bf16: bfloat16 matrix products with float32
-    weights, logprobs and loss. separate_head: how logits are computed in chunks, from
-    `separate_head(model, budget_tokens)`; None: all at once.
+    budget_tokens: tokens in one forward pass, padding included. packed: texts one after another in
+    one row, a group's prompt once; only where `plain_rows_reason(model)` is empty. autocast_bf16:
+    bfloat16 matrix products with float32 weights, logprobs and loss. separate_head: how logits are
+    computed in chunks, from `separate_head(model, budget_tokens)`; None: all at once.
     """
 
     objective: ConfiguredObjective = field(default_factory=ConfiguredObjective)
@@ -132,7 +132,7 @@ class UpdateConfig:
     temperature: float = 1.0
     count_uninformative: bool = False
     budget_tokens: int = 16_384
-    shared_prompt: bool = False
+    packed: bool = False
     autocast_bf16: bool = False
     separate_head: SeparateHead | None = None
 
@@ -576,17 +576,15 @@ def _micro_batches(
     """This process's rows of the groups at `numbers`, one micro-batch at a time, on the model's
     device; and whether they count.
     """
-    hidden_size = int(model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
     device = next(model.parameters()).device
-    planned = plan_rows(
-        [groups[number] for number in numbers],
-        shared_prompt=config.shared_prompt,
-        budget_tokens=config.budget_tokens,
-        hidden_size=hidden_size,
-    )
+    chosen = [groups[number] for number in numbers]
+    # No slice is so wide that a process would wait for the one that computes it.
+    tokens = sum(len(group.prompt_ids) + sum(group.completion_lengths) for group in chosen)
+    widest = min(config.budget_tokens, -(-tokens // parallel.ranks))
+    planned = plan_rows(chosen, packed=config.packed, budget_tokens=widest)
     rows = [RowSlice(row.width, numbers[row.group], row.start, row.stop) for row in planned]
-    for batch in micro_batches_of(parallel.rank, parallel.ranks, rows, config.budget_tokens):
-        yield build_rows(groups, batch.rows).to(device), batch.counted
+    for batch in micro_batches_of(parallel.rank, parallel.ranks, rows, config.budget_tokens, packed=config.packed):
+        yield build_rows(groups, batch.rows, packed=config.packed).to(device), batch.counted
 
 
 def _completion_logprobs(model: nn.Module, rows: TokenRows, config: UpdateConfig, entropies: int = ENTROPIES) -> CompletionLogprobs:
