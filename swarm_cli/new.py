@@ -324,7 +324,7 @@ def chosen(model: ModelSection, rows: Rows, context_tokens: int, source: Mapping
         rank = min(RANK, found.size.highest_rank or RANK)
         lines.append(("trainer.lora.rank", rank, f"adapters, since all weights need too much memory{need}"))
         lines.append(("trainer.learning_rate", rate * ADAPTER_FACTOR, "of adapters"))
-    lines.append(("trainer.token_budget", budget, "padded tokens of a pass; less saves memory, with the same result"))
+    lines.append(("trainer.token_budget", budget, "tokens of a pass; less saves memory, with the same result"))
     return [*lines, *((key, value, "") for key, value in source.items())]
 
 

@@ -37,7 +37,7 @@ class TrainingPlan:
     """Plan by which a policy would be trained.
 
     dtype: `model.dtype`, used for matrix products; without adapters the weights are float32 in any
-    case. tokens: padded tokens of one pass, `trainer.token_budget`, in rows of `width`. processes:
+    case. tokens: those of one pass, `trainer.token_budget`, in rows of `width`. processes:
     GPUs over which torchrun shards the policy (FSDP2).
     """
 

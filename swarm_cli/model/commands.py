@@ -69,7 +69,7 @@ def memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a config.json, or a hub name (OWNER/NAME).")],
     revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
     dtype: Annotated[Dtype, typer.Option(help="model.dtype: dtype of matrix products and of a generator's weights.")] = "bfloat16",
-    tokens: Annotated[int, typer.Option(min=64, help="trainer.token_budget: padded tokens per pass.")] = 16_384,
+    tokens: Annotated[int, typer.Option(min=64, help="trainer.token_budget: tokens per pass.")] = 16_384,
     width: Annotated[int, typer.Option(min=2, help="Tokens of a question plus its answer.")] = 1024,
     rank: Annotated[int, typer.Option(min=1, max=MOST_RANK, help="trainer.lora.rank.")] = 16,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of one trainer (torchrun).")] = 4,

@@ -135,7 +135,7 @@ def memory_lines(found: ModelMemory, dtype: str, tokens: int, width: int) -> lis
 
     size = found.size
     lines = [
-        f"{size.architecture}, {size.parameters:,} parameters; products in {dtype}, {tokens:,} padded tokens per pass "
+        f"{size.architecture}, {size.parameters:,} parameters; products in {dtype}, {tokens:,} tokens per pass "
         f"(trainer.token_budget) in rows of {width:,}",
         "",
         f"{'to train':<30}{'before a pass':>15}{'in a step':>15}{'with trainer.gradient_checkpointing':>38}",
