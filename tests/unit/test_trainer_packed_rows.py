@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from services.trainer.gradient.forward import attention_implementation, completion_logprobs, plain_rows_reason
 from services.trainer.gradient.packed_attention import PACKED
@@ -72,30 +73,39 @@ def test_a_packed_row_has_no_padding() -> None:
     assert stats.micro_batches == 1
 
 
+def kept_bytes(model: PreTrainedModel, prompt: int, answers: list[int], *, packed: bool = True, autocast: bool = False) -> float:
+    """What a pass keeps for the backward pass, weights included; bytes a token."""
+    group = TokenGroup(
+        prompt_ids=[1] * prompt,
+        completions=[[2] * answer for answer in answers],
+        behaviour_logprobs=[None] * len(answers),
+        advantages=[1.0] * len(answers),
+    )
+    rows, found = rows_of([group], packed=packed), {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        completion_logprobs(model, rows)
+    return sum(storage.nbytes() for storage in found.values()) / rows.input_ids.numel()
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(("prompt", "answers"), [(20, 4 * [100]), (600, 4 * [20]), (20, [300, 10])])
 def test_what_a_pass_keeps_grows_with_the_tokens_and_not_with_their_pairs(prompt: int, answers: list[int], autocast: bool) -> None:
-    def kept(times: int) -> float:
-        """Bytes a token, weights included."""
-        group = TokenGroup(
-            prompt_ids=[1] * (times * prompt),
-            completions=[[2] * (times * answer) for answer in answers],
-            behaviour_logprobs=[None] * len(answers),
-            advantages=[1.0] * len(answers),
-        )
-        rows, found = rows_of([group], packed=True), {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-            return tensor
-
-        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            completion_logprobs(model, rows)
-        return sum(storage.nbytes() for storage in found.values()) / rows.input_ids.numel()
-
     model = small_model(layers=6)
-    assert kept(4) < 1.1 * kept(1)
+    four_times = kept_bytes(model, 4 * prompt, [4 * answer for answer in answers], autocast=autocast)
+    assert four_times < 1.1 * kept_bytes(model, prompt, answers, autocast=autocast)
+
+
+@pytest.mark.parametrize(("prompt", "answers"), [(60, [400] + 7 * [10]), (60, 16 * [30]), (300, 8 * [200])])
+def test_a_packed_token_keeps_little_more_than_one_of_plain_rows(prompt: int, answers: list[int]) -> None:
+    model = small_model(layers=6)
+    plain = kept_bytes(model, prompt, answers, packed=False)
+    assert kept_bytes(model, prompt, answers) < 1.5 * plain
 
 
 def test_positions_of_every_completion_go_on_where_the_prompt_ends() -> None:
