@@ -88,7 +88,7 @@ def check(
     """
     objects = Overlay.parsed(_text(overlay), overlay)
     with TaskProbe() as apart:
-        found = [*image_findings(objects), *configuration_findings(objects, apart)]
+        found = [*image_findings(objects), *namespace_findings(objects), *configuration_findings(objects, apart)]
     asked = _context(context) if cluster else ""
     if asked:
         found += cluster_findings(objects, read_cluster(objects.namespace, asked))
@@ -107,6 +107,20 @@ def image_findings(overlay: Overlay) -> Iterator[Finding]:
     if named := [image for image in images if image.startswith("registry.invalid/") or image.endswith("sha256:" + "0" * 64)]:
         remedy = "`make images REGISTRY=... PUSH=1` writes the digests of what it pushed into k8s/components/images"
         yield Finding(True, f"no image is named yet ({listed(named, 1)})", remedy)
+
+
+_WITHOUT_NAMESPACE = {"Namespace", "PriorityClass", "CustomResourceDefinition", "RuntimeClass", "StorageClass", "PersistentVolume"}
+
+
+def namespace_findings(overlay: Overlay) -> Iterator[Finding]:
+    """Objects without a namespace beside pods that have one: a component of an overlay that names
+    no namespace itself, although the overlay below it does.
+    """
+    inside = [each for each in overlay.objects if each["kind"] not in _WITHOUT_NAMESPACE and not each["kind"].startswith("Cluster")]
+    lost = [f"{each['kind']} {each['metadata'].get('name')}" for each in inside if not each["metadata"].get("namespace")]
+    if lost and len(lost) < len(inside):
+        remedy = f"write `namespace: {overlay.namespace}` into the uppermost kustomization.yaml"
+        yield Finding(True, f"no namespace, so not beside the swarm's pods: {listed(lost, 3)}", remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +315,7 @@ def _network_storage(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
 
 
 _NAMESPACE = "kubernetes.io/metadata.name"
-_ALLOW = "add it to k8s/components/network-policy/default-deny.yaml; else pods resolve no names and report `cannot connect` to nats"
+_ALLOW = "allow it in NetworkPolicy `names` by a patch; else pods resolve no names and report `cannot connect` to nats"
 
 
 def _unreachable_dns(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""`swarm k8s secrets` and `swarm k8s check`."""
+"""The commands `swarm k8s`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from swarm_cli.k8s.key_state import (
     roster_text,
     split_nodes,
 )
+from swarm_cli.k8s.own_overlay import overlay
 from swarm_cli.k8s.secret_objects import (
     ACCOUNTS_FILE,
     ANNOTATION_BYTES,
@@ -47,7 +48,10 @@ from swarm_cli.k8s.secret_objects import (
 from swarm_cli.nats.account_list import checked_domain
 from swarm_cli.replace_file import replace_file
 
-k8s_app = typer.Typer(name="k8s", help="Make a cluster's Secrets, and check it before `kubectl apply`.", no_args_is_help=True)
+k8s_app = typer.Typer(
+    name="k8s", help="Write a cluster's overlay and Secrets, and check it before `kubectl apply`.", no_args_is_help=True
+)
+k8s_app.command()(overlay)
 k8s_app.command()(check)
 
 STANDARD = "-"

@@ -46,6 +46,7 @@ from swarm_cli.nats.account_list import (
     public_key_of,
 )
 from swarm_cli.nats.backup import backup, restore, with_key
+from swarm_cli.nats.forget import forget
 from swarm_cli.nats.report import report
 from swarm_cli.nats.server_config import (
     HOSTED_GIB,
@@ -62,13 +63,16 @@ from swarm_cli.replace_file import replace_file
 from swarm_cli.target import default_target, refuse_unnamed_server
 
 nats_app = typer.Typer(
-    name="nats", help="Keys, configuration and streams of a NATS server: set up, report, back up, restore.", no_args_is_help=True
+    name="nats",
+    help="Keys, configuration and streams of a NATS server: set up, report, back up, restore, forget a node.",
+    no_args_is_help=True,
 )
 
 nats_app.command("watch")(watch_requests)
 nats_app.command("report")(report)
 nats_app.command("backup")(backup)
 nats_app.command("restore")(restore)
+nats_app.command("forget")(forget)
 
 CONNECT_TIMEOUT_S = 10.0
 

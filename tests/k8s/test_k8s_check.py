@@ -60,7 +60,7 @@ def cloud_dns(listed: Listed) -> None:
     [
         (network_files, False, ["data-nats would be on disks (nfs.csi.k8s.io)"]),
         (small_quota, True, ["ResourceQuota team allows 8 requests.nvidia.com/gpu and the overlay asks for 12"]),
-        (dns_elsewhere, True, ["DNS is in the namespace networking", "default-deny.yaml"]),
+        (dns_elsewhere, True, ["DNS is in the namespace networking", "NetworkPolicy `names`"]),
         (dns_on_machines, True, ["DNS answers at 169.254.25.10"]),
         (cloud_dns, False, ["no pod answers DNS", "169.254.169.254"]),
     ],

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typer.testing import CliRunner
 
 from swarm_cli.app import app
 from swarm_cli.invitation import read_token
-from tests.k8s.manifests import K8S, REPOSITORY, build, find, kubernetes_pages, node_of, parsed, render, role_of, with_kind
+from tests.k8s.manifests import REPOSITORY, build, find, kubernetes_pages, node_of, parsed, render, role_of, with_kind
 
 PAGE = kubernetes_pages()
 
@@ -32,12 +31,12 @@ def typed(heading: str) -> list[str]:
 
 
 def test_the_commands_that_add_a_node_bring_its_objects_and_change_nobody_elses(tmp_path: Path) -> None:
-    shutil.copytree(K8S, tmp_path / "k8s")
-    for command in typed("Adding a node"):
-        if command.startswith(("cp ", "sed ")):
-            subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=180)
-    before = render("cluster")
-    after = list(parsed(build(tmp_path / "k8s/overlays/cluster")))
+    own = str(tmp_path / "ours")
+    assert CliRunner().invoke(app, ["k8s", "overlay", own, "--nodes", "alpha,beta,gamma"]).exit_code == 0
+    before = parsed(build(Path(own)))
+    (command,) = [each for each in typed("Adding a node") if each.startswith("swarm k8s overlay")]
+    assert CliRunner().invoke(app, [own if word == "../ours" else word for word in command.split()[1:]]).exit_code == 0
+    after = list(parsed(build(Path(own))))
     assert [each for each in after if node_of(each) != "delta"] == list(before)
     (settings,) = [
         each["data"]["node.toml"] for each in with_kind(after, "ConfigMap") if each["metadata"]["name"].startswith("delta-node")
@@ -77,7 +76,8 @@ def test_a_token_made_as_the_page_says_has_the_tasks_of_the_clusters_node(tmp_pa
     runner.invoke(app, ["k8s", "secrets", "--nodes", "alpha", "--keys", str(keys)], catch_exceptions=False)
     (tmp_path / "roster.txt").write_text("")
     files = {"keys/ca.crt": str(keys / "ca.crt"), "roster.txt": str(tmp_path / "roster.txt")}
-    said = [str(REPOSITORY / word) if word.startswith("k8s/") else files.get(word, word) for word in words]
+    runner.invoke(app, ["k8s", "overlay", str(tmp_path / "ours"), "--nodes", "alpha"], catch_exceptions=False)
+    said = [files.get(word, word.replace("../ours", str(tmp_path / "ours"))) for word in words]
     done = runner.invoke(app, said, catch_exceptions=False)
     tasks = {task.dataset for task in read_token(done.stdout.strip()).accepts.tasks}
     assert {"base_conversion", "fraction_simplification", "gcd"} == tasks
