@@ -28,7 +28,7 @@ ANSWER_S = 30.0
 
 
 def forget(
-    node: Annotated[str, typer.Argument(help="The node. Its services must have ended.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node. Its services must have ended.")],
     key: KeyOption = None,
     node_url: NodeUrlOption = "",
     config: ConfigOption = None,
