@@ -35,7 +35,7 @@ from services.verifier.trust import KnownKeys
 from shared.config import NodeConfig, TaskSpec, load_config
 from shared.config.task_sections import rewards_from
 from shared.contracts import subjects
-from shared.contracts.codec import encode, pack_ids, pack_logprobs, unpack_logprobs
+from shared.contracts.codec import encode, pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup, Sampling, ScoredGroup, Task
 from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
@@ -206,7 +206,6 @@ def honest(tokenizer: object, spec: TaskSpec, draw: int, chance: random.Random) 
 
 
 def group_of(spec: TaskSpec, draw: int, completions: list[Completion]) -> RolloutGroup:
-    assert spec.turns is not None
     return RolloutGroup(
         node="beta",
         created_at=NOW_S - 5,
@@ -216,7 +215,7 @@ def group_of(spec: TaskSpec, draw: int, completions: list[Completion]) -> Rollou
         model=ModelIdentity(name="m", tokenizer_hash="a" * 64),
         policy_version=0,
         sampling=Sampling(max_new_tokens=512),
-        environment=spec.turns.id,
+        environment=msgspec.UNSET if spec.turns is None else spec.turns.id,
     )
 
 
@@ -244,7 +243,41 @@ def too_many(tokenizer: object) -> Completion:
     return said(tokenizer, [*[call("1+1")] * 4, "2"])
 
 
-FORGED: list[Callable[[object], Completion]] = [merged, missing, split, after_the_end, too_many]
+def beyond_the_text(tokenizer: object) -> Completion:
+    made = said(tokenizer, [call("1+1"), "2"])
+    # A sender writes bytes, and is held by no check of this type.
+    msgspec.structs.force_setattr(made, "turn_chars", pack_ids([len(made.text) - 1, len(made.text) + 1]))
+    return made
+
+
+def beyond_the_tokens(tokenizer: object) -> Completion:
+    made = said(tokenizer, [call("1+1"), "2"])
+    msgspec.structs.force_setattr(made, "turn_tokens", pack_ids([3, made.token_count + 1]))
+    return made
+
+
+FORGED: list[tuple[Callable[[object], Completion], Refusal]] = [
+    (merged, Refusal.TURNS),
+    (missing, Refusal.TURNS),
+    (split, Refusal.TURNS),
+    (after_the_end, Refusal.TURNS),
+    (too_many, Refusal.TURNS),
+    (beyond_the_text, Refusal.MALFORMED),
+    (beyond_the_tokens, Refusal.MALFORMED),
+]
+
+
+def other_ids(tokenizer: object) -> Completion:
+    """Tokens that say something else than the text."""
+    other = said(tokenizer, [call("1+2"), "2"])
+    return msgspec.structs.replace(said(tokenizer, [call("1+1"), "2"]), token_ids=other.token_ids)
+
+
+def shifted_ids(tokenizer: object) -> Completion:
+    """Tokens that say the text, of which the first turn has one too many."""
+    made = said(tokenizer, [call("1+1"), "2"])
+    first, last = unpack_ids(made.turn_tokens or b"")
+    return msgspec.structs.replace(made, turn_tokens=pack_ids([first + 1, last]))
 
 
 class Gate:
@@ -287,11 +320,35 @@ async def test_honest_turns_are_taken_and_forged_ones_refused_and_blamed(tmp_pat
             assert isinstance(found, JobResult), found
             assert [len(each) for each in found.said] == [len(each.turns) - 1 for each in made.completions]
         for number in range(FORGERIES):
-            forge, sender = FORGED[number % len(FORGED)], SigningKey(new_seed())
+            (forge, reason), sender = FORGED[number % len(FORGED)], SigningKey(new_seed())
             made = with_first(honest(tokenizer, spec, FORGERIES + number, chance), forge(tokenizer))
             refused = await gate.verdict(made, sender, f"gamma{number}")
-            assert isinstance(refused, Refused) and refused.reason is Refusal.TURNS, (forge.__name__, refused)
+            assert isinstance(refused, Refused) and refused.reason is reason, (forge.__name__, refused)
             assert refused.blamed == sender.public_key
+
+
+@pytest.mark.parametrize("forge", [other_ids, shifted_ids])
+def test_tokens_that_do_not_say_a_turn_are_never_trained_on(forge: Callable[[object], Completion], tmp_path: Path) -> None:
+    """Only the learner knows its tokenizer. It encodes the text that was scored, without the
+    sender's logprobs.
+    """
+    spec, tokenizer = source(tmp_path, tools=["calculator"]), AutoTokenizer.from_pretrained(BASE)
+    expected, found = [
+        foreign_tokens(
+            replace_model(group_of(spec, 0, [first, said(tokenizer, ["3"])]), tokenizer),
+            rules_of(tokenizer),
+            Said([["2"], []], spec.turns.tools_json if spec.turns else ""),
+        )
+        for first in (said(tokenizer, [call("1+1"), "2"]), forge(tokenizer))
+    ]
+    assert (found.completions, found.sampled) == (expected.completions, expected.sampled)
+    assert found.reencoded and not expected.reencoded
+    assert found.behaviour_logprobs[0] is None and expected.behaviour_logprobs[0] is not None
+
+
+def replace_model(group: RolloutGroup, tokenizer: object) -> RolloutGroup:
+    """The group as a node with this tokenizer sends it."""
+    return msgspec.structs.replace(group, model=ModelIdentity(name="m", tokenizer_hash=tokenizer_hash(tokenizer)))
 
 
 @pytest.mark.deadline(120)
