@@ -16,10 +16,10 @@ import nkeys
 
 from lab.task_desk import TaskDesk
 from services.trainer.selection.left_out import absurd_text
-from services.verifier.border import Border, BorderRules, Candidate, without_token_ids
+from services.verifier.border import Border, BorderRules, Candidate, Refused
 from services.verifier.copies import CopyMemory, Fingerprint, Fingerprinter, ReplayMemory
+from services.verifier.episodes import without_token_ids
 from services.verifier.fair_queue import FairQueue
-from services.verifier.refusals import Refused
 from services.verifier.reputation import apply_findings
 from services.verifier.rewards import foreign_rewards
 from services.verifier.sharing import sign
@@ -148,7 +148,7 @@ class SimBorder:
         for message in messages:
             self._seq += 1
             if message.sender != self._node:
-                claimed = self._border.sender(message.sender, now_s)
+                claimed = self._border.senders.by_name(message.sender, now_s)
                 waiting = (self._seq, message)
                 lost = self._queue.offer(claimed.account, waiting, len(message.payload), now_s - round_s, claimed.earned)
                 refused["flood"] += len(lost)
@@ -181,7 +181,7 @@ class SimBorder:
         refused = self._border.conclude(verdict, JobResult([*rewards], None, None, "", 0, 0.0), now_s)
         if refused is not None:
             return replace(refused, costly=True)
-        signer = self._border.signer(verdict.public_key, now_s)
+        signer = self._border.senders.by_key(verdict.public_key, now_s)
         same = group.model.tokenizer_hash == self._tokenizer_hash
         passed = self._desk.passed(group.task.ref, rewards)
         return ScoredGroup(

@@ -6,7 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 
-from services.verifier.refusals import CHECKS, Check
+import services.verifier.border  # noqa: F401 (fills the list)
+from services.verifier.checks import CHECKS, Check
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "security.md"
 BEGIN, END = "<!-- begin: checks, by monitoring.border_doc -->", "<!-- end: checks -->"

@@ -81,6 +81,37 @@ def unknown_files(run_dir: Path) -> list[Path]:
     return [path for path in run_dir.iterdir() if _UNKNOWN.fullmatch(path.name)] if run_dir.is_dir() else []
 
 
+class RefusedExcerpt(msgspec.Struct, frozen=True):
+    """The beginning of a refused group, if it could be decoded."""
+
+    dataset: str
+    seed: int
+    index: int
+    draw: int
+    policy_version: int
+    created_at: float
+    question: str
+    completions: int
+    answers: list[str]
+
+
+class RefusedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of `refused-<replica>.jsonl`. sender: as the subject says, a claim; "" if there is
+    none. id: of the signed bytes, "" if no valid signature was found; claimed_id: what a header
+    says instead.
+    """
+
+    time: float
+    reason: str
+    detail: str
+    sender: str
+    id: str
+    claimed_id: str
+    swarm_seq: int
+    stored_at: float
+    group: RefusedExcerpt | None = None
+
+
 def refused_file(run_dir: Path, replica: str) -> Path:
     """The file in which a verifier replica records its latest refusals
     (`services.verifier.refused_messages`).

@@ -178,9 +178,7 @@ class CheckpointStore:
         return final
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint, and why newer ones are broken; those are renamed to
-        `corrupt-...`.
-
+        """The newest intact checkpoint, and why newer ones are broken (`set_aside` renames those);
         (None, []) if there is no checkpoint.
 
         Raises:

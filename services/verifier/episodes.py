@@ -1,5 +1,5 @@
-"""Answers of several turns, as the verifier plays them again: what the scorers are given, which
-turns no environment allows, and what it said, for the trainer.
+"""Groups as others are given them: without tokens, with at most some completions; and answers of
+several turns, as the verifier plays them again: for the scorers, the border and the trainer.
 """
 
 from __future__ import annotations
@@ -48,3 +48,33 @@ def with_replies(scored: ScoredGroup, result: JobResult, turns: EnvironmentSpec)
     known = [replies for replies, reward in zip(result.said, result.rewards, strict=True) if reward is not None]
     between = [replies[: len(completion.turns) - 1] for replies, completion in zip(known, scored.group.completions, strict=True)]
     return msgspec.structs.replace(scored, replies=between, tools=turns.tools_json or UNSET)
+
+
+def with_first_completions(group: RolloutGroup, count: int) -> RolloutGroup:
+    """The group with at most its first `count` completions, so that groups of a node that samples
+    more are accepted up to that number.
+    """
+    if len(group.completions) <= count:
+        return group
+    return msgspec.structs.replace(group, completions=group.completions[:count])
+
+
+def without_prompt(group: RolloutGroup) -> RolloutGroup:
+    """The group without its sender's prompt tokens; the trainer renders the prompt from the derived
+    question.
+    """
+    return group if group.prompt_ids is None else msgspec.structs.replace(group, prompt_ids=None)
+
+
+def without_token_ids(group: RolloutGroup) -> RolloutGroup:
+    """The group as a node with another tokenizer uses it: its texts, and how likely they were under
+    the sender's policy.
+    """
+    completions = [msgspec.structs.replace(each, token_ids=None) for each in group.completions]
+    return msgspec.structs.replace(group, completions=completions, prompt_ids=None)
+
+
+def without_tokens(group: RolloutGroup) -> RolloutGroup:
+    """The group with its texts only."""
+    completions = [msgspec.structs.replace(each, token_ids=None, behaviour_logprobs=None) for each in group.completions]
+    return msgspec.structs.replace(group, completions=completions, prompt_ids=None)

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.border import Refusal, Refused
 from shared.contracts import subjects
 from shared.transport.base import BadReference, StoredMessage
 from shared.transport.blobs import reference_of
@@ -400,6 +400,18 @@ not wait behind large ones.
 """
 MAX_CHUNKS = 65_536
 """Number of chunks remembered: 2 GiB, the swarm's whole window, in chunks of 32 KiB."""
+
+
+def beyond_budget(earned: float, *, exceeds: bool, backlog: bool = False) -> Refusal:
+    """The reason for refusing a message for which this node has no turn. It is a flood only if its
+    sender, whose earned share is in [0, 1], is new and sends more than one sender may. A fast node
+    in good standing is no attacker; nor are many new nodes together, and a node that is short of
+    time meets its own limit and not theirs.
+
+    backlog: the message was in the stream before this node started to read. A node that joins knows
+    nobody yet, and what others made while it was away is not a flood.
+    """
+    return Refusal.FLOOD if exceeds and earned < 1.0 and not backlog else Refusal.SURPLUS
 
 
 class ClaimedChunks:

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.verifier.refusals import UNEXAMINED, Refusal, Refused
+from services.verifier.border import UNEXAMINED, Refusal, Refused
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import Origin
 from shared.rewards import CAUSES, LocalOnly, known_parts, mean_parts, unknown_of

@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
-from services.verifier.border import Border, Candidate, Examiner, LocalModel, without_token_ids
-from services.verifier.episodes import answers_of, with_replies
+from services.verifier.border import Border, Candidate, Refusal, Refused
+from services.verifier.episodes import answers_of, with_replies, without_token_ids
 from services.verifier.fair_queue import (
     IN_WORK_PER_SENDER,
     MAX_WAITING,
@@ -24,11 +27,12 @@ from services.verifier.fair_queue import (
     FairQueue,
     InFlightLimit,
     SendingRates,
+    beyond_budget,
 )
 from services.verifier.figures import Figures
-from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages, RefusedRecord
 from services.verifier.rewards import RewardKnowledge
+from services.verifier.sharing import LocalModel
 from services.verifier.swarm_reader import BURST_S, SwarmLink, SwarmReader
 from shared.cancelling import cancel_and_wait, run_until_stopped
 from shared.config.verifier_config import VerifierConfig
@@ -106,7 +110,9 @@ class ForeignPipeline:
         self._rates = SendingRates(verifier.intake_groups_per_s * verifier.max_sender_share)
         self._examiner = Examiner(border)
         self._store = store
-        self._refused = RefusedMessages(figures, log, time.time(), record, lambda name: border.sender(name, time.time()).known)
+        self._refused = RefusedMessages(
+            figures, log, time.time(), record, lambda name: border.senders.by_name(name, time.time()).known
+        )
         self._chunks = ClaimedChunks()
         self._in_work: dict[asyncio.Task[None], float] = {}
         self._in_flight = InFlightLimit()
@@ -175,7 +181,7 @@ class ForeignPipeline:
         """
         now_s = time.time()
         for key in self._pool.foreign_senders():
-            if self._border.left_out(key, now_s):
+            if self._border.key_problem(key, now_s) is not None:
                 self._pool.drop(key)
 
     async def _read_once(self) -> bool:
@@ -215,7 +221,7 @@ class ForeignPipeline:
         if unread is not None:
             self._refused.refuse(unread, message)
             return
-        claimed = self._border.sender(sender, time.time())
+        claimed = self._border.senders.by_name(sender, time.time())
         if message.stored_at > self._began_at:
             self._rates.add(claimed.account, message.seq, message.stored_at, newcomer=claimed.earned < 1.0)
         # By the time at which the server stored it: what waited while this node was slow was not
@@ -229,7 +235,7 @@ class ForeignPipeline:
             self._refused.refuse(Refused(reason, author, FLOODED), lost)
 
     def _beyond_budget(self, author: str | None, message: StoredMessage, *, exceeds: bool) -> Refusal:
-        earned = self._border.sender(author, time.time()).earned if author else 0.0
+        earned = self._border.senders.by_name(author, time.time()).earned if author else 0.0
         return beyond_budget(earned, exceeds=exceeds, backlog=message.stored_at <= self._began_at)
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
@@ -267,7 +273,7 @@ class ForeignPipeline:
             texts=answers_of(group, self._choice.turns_for(group.task.ref)),
             expected=group.task,
             sender=candidate.public_key,
-            established=self._border.signer(candidate.public_key, time.time()).established,
+            established=self._border.senders.by_key(candidate.public_key, time.time()).established,
             size_bytes=size_bytes,
         )
         with self._in_flight.lent(sender, size_bytes):
@@ -317,11 +323,47 @@ class ForeignPipeline:
         """
         if account != candidate.sender:
             return True
-        now_s, signer = time.monotonic(), self._border.signer(candidate.public_key, time.time())
-        owned = self._border.sender(account, time.time()).account == signer.account
+        now_s, signer = time.monotonic(), self._border.senders.by_key(candidate.public_key, time.time())
+        owned = self._border.senders.by_name(account, time.time()).account == signer.account
         if owned:
             self._waiting.move(account, signer.account, now_s, signer.earned)
         return self._waiting.charge(signer.account, now_s, signer.earned, size_bytes, on_credit=owned)
+
+
+AT_ONCE_BYTES = 8 * 1024
+
+
+class Examiner:
+    """Drives `Border.examination` without blocking local groups: payloads that may take longer than
+    a millisecond are processed in a thread.
+
+    There is one thread, so that all strangers together use at most one processor. The border's
+    memories are changed only in the event loop; later checks see what changed there while the
+    thread was working.
+    """
+
+    def __init__(self, border: Border) -> None:
+        self._border = border
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="examiner")
+
+    async def examine(self, subject: str, payload: bytes, now_s: float, seq: int, stored_at_s: float) -> Candidate | Refused:
+        """All checks before scoring; arguments as in `Border.examination`. Small messages are
+        examined here at once.
+        """
+        examination, result = self._border.examination(subject, payload, now_s, seq, stored_at_s), None
+        while True:
+            try:
+                work = examination.send(result)
+            except StopIteration as done:
+                verdict: Candidate | Refused = done.value
+                return verdict
+            result = work() if len(payload) <= AT_ONCE_BYTES else await self._apart(work)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _apart(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 STORE_ATTEMPTS = 5
@@ -410,14 +452,14 @@ class ForeignStore:
             return
         # This process may read what it stored before it is told where that is.
         if scored.failure is None and scored.group_id not in self._own_ids:
-            made = await asyncio.to_thread(self._border.fingerprint_of, scored.group)
+            made = await asyncio.to_thread(self._border.copies.fingerprint_of, scored.group)
             self._border.learn(scored, made, time.time())
 
     async def store(self, candidate: Candidate, result: JobResult, size_bytes: int) -> None:
         """Store a group that the border has accepted. Gives up after `STORE_ATTEMPTS`.
         `size_bytes`: of its message.
         """
-        signer = self._border.signer(candidate.public_key, time.time())
+        signer = self._border.senders.by_key(candidate.public_key, time.time())
         group = candidate.group if self._own.same_tokenizer(candidate.group) else without_token_ids(candidate.group)
         rewards, passed = self._rewards.foreign(group.task.ref, result)
         scored = ScoredGroup(

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
-from services.verifier.border import LocalModel
 from services.verifier.episodes import answers_of, turns_problem, with_replies
 from services.verifier.figures import Figures
 from services.verifier.rewards import RewardKnowledge, foreign_rewards
-from services.verifier.sharing import Outbox
+from services.verifier.sharing import LocalModel, Outbox
 from shared.cancelling import cancel_and_wait
 from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects

@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
-from services.verifier.border import Candidate
+from services.verifier.border import Candidate, Refusal, Refused
 from services.verifier.figures import Figures
-from services.verifier.refusals import Refusal, Refused
 from shared.atomic_files import remove_abandoned_drafts, replace_text
 from shared.contracts.messages import RolloutGroup, claimed_rollout_id, rollout_id_of
-from shared.run_records import read_jsonl, refused_file, refused_files
+from shared.run_records import RefusedExcerpt, RefusedGroup, read_jsonl, refused_file, refused_files
 from shared.runtime.logs import Log
 from shared.runtime.writes import Writes
 from shared.transport.base import StoredMessage
@@ -71,11 +70,11 @@ class RefusedMessages:
                 reason=reason,
                 detail=detail,
                 sender=sender,
-                group_id=group_id,
+                id=group_id,
                 claimed_id=claimed or "",
                 swarm_seq=message.seq,
                 stored_at=round(message.stored_at, 3),
-                excerpt=None if group is None else excerpt_of(group),
+                group=None if group is None else excerpt_of(group),
             ),
             known=self._known(sender),
         )
@@ -147,37 +146,20 @@ ANSWER_BYTES = 300
 DETAIL_BYTES = 400
 
 
-class RefusedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"group_id": "id", "excerpt": "group"}):
-    """One refusal. sender: as the subject says, a claim; "" if there is none. group_id: of the
-    signed bytes, "" if no valid signature was found; claimed_id: what a header says instead.
-    excerpt: part of the text, if the border could decode it at all.
-    """
-
-    time: float
-    reason: str
-    detail: str
-    sender: str
-    group_id: str
-    claimed_id: str
-    swarm_seq: int
-    stored_at: float
-    excerpt: dict[str, Any] | None = None
-
-
-def excerpt_of(group: RolloutGroup) -> dict[str, Any]:
+def excerpt_of(group: RolloutGroup) -> RefusedExcerpt:
     """A bounded part of a decoded group: its task, and how it begins."""
     ref = group.task.ref
-    return {
-        "dataset": ref.dataset,
-        "seed": ref.seed,
-        "index": ref.index,
-        "draw": group.draw,
-        "policy_version": group.policy_version,
-        "created_at": group.created_at,
-        "question": _cut(group.task.text, QUESTION_BYTES),
-        "completions": len(group.completions),
-        "answers": [_cut(completion.text, ANSWER_BYTES) for completion in group.completions[:ANSWERS]],
-    }
+    return RefusedExcerpt(
+        dataset=ref.dataset,
+        seed=ref.seed,
+        index=ref.index,
+        draw=group.draw,
+        policy_version=group.policy_version,
+        created_at=group.created_at,
+        question=_cut(group.task.text, QUESTION_BYTES),
+        completions=len(group.completions),
+        answers=[_cut(completion.text, ANSWER_BYTES) for completion in group.completions[:ANSWERS]],
+    )
 
 
 class RefusedMemory:

@@ -2,40 +2,20 @@
 of the intake that it has earned, what its groups cost, and how replicas share that.
 
 Keys, not names, have a reputation: a name in a message is only a claim
-(`services.verifier.refusals`). All but the last two classes are pure and take time as an argument.
-Changes are also kept as events, so that replicas can apply theirs to a common state
-(`SharedReputation`).
+(`services.verifier.border`). All is pure and takes time as an argument. Changes are also kept as
+events, so that replicas can apply theirs to a common state (`services.verifier.sender_watch`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from services.verifier.figures import Figures
-from services.verifier.refusals import BLAME, LaterOffence, Offence, Problem, Refusal
-from services.verifier.trust import Bans, RosterKeys, Trust
-from shared.contracts import subjects
-from shared.contracts.codec import decode, encode
-from shared.contracts.senders import (
-    MAX_REPUTATIONS,
-    MAX_SENDERS,
-    AbsurdText,
-    BanList,
-    KeyReputation,
-    ReputationState,
-    SendersReport,
-    SenderStanding,
-    TrainerFindings,
-)
-from shared.contracts.subjects import BANS_KEY, FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
-from shared.contracts.wire import MessageError
-from shared.identity.roster import RosterError
-from shared.runtime.logs import Log
-from shared.transport.base import Conflict, Transport, TransportError
+from services.verifier.checks import Offence
+from services.verifier.trust import Trust
+from shared.contracts.senders import MAX_REPUTATIONS, AbsurdText, KeyReputation, SenderStanding
 
 STEP = 0.1
 """Weight of the newest group in the moving average: seven offences in a row, or half of many
@@ -62,7 +42,13 @@ MAX_EVENTS = 10_000
 only.
 """
 
-_OFFENCES: dict[str, Offence] = {offence.value: offence for offence in (*Refusal, *LaterOffence)}
+
+class LaterOffence(Offence):
+    """Offences that are found after a group was accepted. Text that is absurd under this node's
+    policy may be something it has yet to learn: it counts by the fraction of absurd answers.
+    """
+
+    ABSURD = "absurd", 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +70,7 @@ class _Record:
     suspicion: float = 0.0
     updated_s: float = 0.0
     accepted: int = 0
-    refused: Counter[Offence] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
     quarantined_until_s: float = 0.0
     quarantine_s: float = 0.0
     """End (Unix time) and length of the last quarantine; zeros if there was none."""
@@ -108,7 +94,7 @@ class _Record:
 
 class Reputation:
     """Suspicion per key: the exponentially weighted average over its judged groups, 0 for an
-    accepted one and `BLAME` for the others.
+    accepted one and `Offence.blame` for the others.
     """
 
     def __init__(self) -> None:
@@ -118,8 +104,7 @@ class Reputation:
     def blame(self, public_key: str, name: str, reason: Offence, now_s: float, part: float = 1.0) -> float:
         """Record an offence. Returns the seconds for which it quarantines the key, 0 for none.
 
-        `part`, in [0, 1]: of the group. A judgement on the cost of many groups (`SCORING_COST`) is
-        sufficient by itself.
+        `part`, in [0, 1]: of the group. An offence may be sufficient by itself.
         """
         event = Event(public_key, name, reason, part, now_s)
         self._events.append(event)
@@ -136,9 +121,9 @@ class Reputation:
         if offence is None:
             self._move(event.public_key, event.name, 0.0, event.at_s).accepted += 1
             return 0.0
-        record = self._move(event.public_key, event.name, BLAME[offence] * event.part, event.at_s)
-        record.refused[offence] += 1
-        if offence is not Refusal.SCORING_COST and record.suspicion <= LIMIT:
+        record = self._move(event.public_key, event.name, offence.blame * event.part, event.at_s)
+        record.refused[offence.value] += 1
+        if not offence.sufficient and record.suspicion <= LIMIT:
             return 0.0
         record.suspicion = min(record.suspicion, PAROLE)
         return record.quarantine(event.at_s)
@@ -176,11 +161,10 @@ class Reputation:
         adopted = set()
         for each in keys:
             adopted.add(each.public_key)
-            refused = {_OFFENCES[reason]: count for reason, count in each.refused.items() if reason in _OFFENCES}
             self._records.pop(each.public_key, None)
             terms = each.quarantined_until, min(each.quarantine_s, LONGEST_S)
             self._records[each.public_key] = _Record(
-                each.name, each.suspicion, each.updated_at, each.accepted, Counter(refused), *terms
+                each.name, each.suspicion, each.updated_at, each.accepted, Counter(each.refused), *terms
             )
         self._forget_oldest()
         for event in events:
@@ -207,7 +191,7 @@ class Reputation:
             name=record.name,
             suspicion=round(record.decayed(now_s), 3),
             accepted=record.accepted,
-            refused={reason.value: number for reason, number in sorted(record.refused.items(), key=lambda each: each[0].value)},
+            refused=dict(sorted(record.refused.items())),
             quarantined_s=round(record.remaining_s(now_s), 1),
         )
 
@@ -232,7 +216,7 @@ class Reputation:
             suspicion=round(record.suspicion, 6),
             updated_at=record.updated_s,
             accepted=record.accepted,
-            refused={offence.value: count for offence, count in record.refused.items()},
+            refused=dict(record.refused),
             quarantined_until=record.quarantined_until_s,
             quarantine_s=record.quarantine_s,
         )
@@ -398,23 +382,26 @@ AGAIN_S = 600.0
 MAX_DATASETS = 10_000
 
 
+R = TypeVar("R")
+
+
 @dataclass(slots=True)
-class _Difference:
-    problem: Problem
+class _Difference(Generic[R]):
+    problem: tuple[R, str]
     times: int
     until_s: float
 
 
-class TaskDifferences:
+class TaskDifferences(Generic[R]):
     """Remembers the datasets whose tasks come out otherwise here than a key's node said, or cannot
     be derived or judged here. Deriving one takes a process and up to a second of CPU time, so a key
     cannot have that done for each of its messages.
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], _Difference] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], _Difference[R]] = OrderedDict()
 
-    def refused(self, public_key: str, dataset: str, problem: Problem, now_s: float) -> None:
+    def refused(self, public_key: str, dataset: str, problem: tuple[R, str], now_s: float) -> None:
         """Record a group of this key whose task differs here."""
         earlier = self._known.pop((public_key, dataset), None)
         times = earlier.times + 1 if earlier else 1
@@ -425,7 +412,7 @@ class TaskDifferences:
     def accepted(self, public_key: str, dataset: str) -> None:
         self._known.pop((public_key, dataset), None)
 
-    def problem(self, public_key: str, dataset: str, now_s: float) -> Problem | None:
+    def problem(self, public_key: str, dataset: str, now_s: float) -> tuple[R, str] | None:
         """Why a group of this key and dataset is refused without deriving its task; None if it may
         be derived. After `AGAIN_S` one may, and the next ones wait for its result as long again.
         """
@@ -453,178 +440,3 @@ def apply_findings(reputation: Reputation, trust: Trust, found: Iterable[AbsurdT
             part = min(1.0, each.absurd / each.answers)
             reputation.apply(Event(public_key, each.sender, LaterOffence.ABSURD, part, now_s))
     return newest
-
-
-class SharedReputation:
-    """The reputation of keys in the node's bucket, so that it survives a restart and all replicas
-    share it.
-
-    Each replica applies its events to the common state by compare-and-set and adopts the result.
-    The replica that reads the trainer's findings of absurd text first applies them; the state
-    records up to which batch. A state that cannot be read is discarded: all senders are newcomers
-    again, which costs nobody anything while there is room.
-    """
-
-    def __init__(self, node_id: str, node: Transport, reputation: Reputation, trust: Trust, log: Log) -> None:
-        self._bucket = subjects.node_bucket(node_id)
-        self._node = node
-        self._reputation = reputation
-        self._trust = trust
-        self._log = log
-        self._unreadable_revision = 0
-
-    async def exchange(self, now_s: float) -> None:
-        """Apply this replica's events and the trainer's findings, and adopt what happened at other
-        replicas.
-
-        Raises:
-            TransportError: the node plane does not answer. Nothing is lost; the next exchange
-                includes it.
-        """
-        state, revision = await self._read()
-        findings = await self._findings()
-        events = self._reputation.take_events()
-        self._reputation.adopt(state.keys, events)
-        found = findings.found if findings is not None else ()
-        newest = apply_findings(self._reputation, self._trust, found, state.findings_batch, now_s)
-        after = ReputationState(findings_batch=newest, keys=self._reputation.records(now_s))
-        if after == state:
-            return
-        try:
-            await self._node.kv.update(self._bucket, REPUTATION_KEY, encode(after), last_revision=revision)
-        except Conflict:
-            self._reputation.keep_events(events)
-        except TransportError:
-            self._reputation.keep_events(events)
-            raise
-
-    async def _read(self) -> tuple[ReputationState, int]:
-        entry = await self._node.kv.get(self._bucket, REPUTATION_KEY)
-        if entry is None:
-            return ReputationState(), 0
-        try:
-            return decode(entry.value, ReputationState), entry.revision
-        except MessageError as error:
-            self._log.error(
-                "reputation_unreadable", reason=str(error), consequence="it is created anew from what this replica knows"
-            )
-            return ReputationState(), entry.revision
-
-    async def _findings(self) -> TrainerFindings | None:
-        entry = await self._node.kv.get(self._bucket, FINDINGS_KEY)
-        if entry is None or entry.revision == self._unreadable_revision:
-            return None
-        try:
-            return decode(entry.value, TrainerFindings)
-        except MessageError as error:
-            self._unreadable_revision = entry.revision
-            self._log.error("findings_unreadable", reason=str(error), remedy="run the same version of all of a node's services")
-            return None
-
-
-WATCH_PERIOD_S = 1.0
-REPORT_PERIOD_S = 5.0
-COMPLAIN_EVERY_S = 60.0
-
-
-class SenderWatch:
-    """Keeps the border's lists of senders up to date (bans from the node's bucket, the roster from
-    its file, the shared reputation) and reports the worst senders.
-
-    It polls, because a watch can die silently: a ban takes effect within `WATCH_PERIOD_S` plus the
-    time of one request.
-    """
-
-    def __init__(
-        self,
-        node_id: str,
-        replica: str,
-        node: Transport,
-        bans: Bans,
-        reputation: Reputation,
-        trust: Trust,
-        figures: Figures,
-        log: Log,
-    ) -> None:
-        self._id = node_id
-        self._report_key = SENDERS_PREFIX + replica
-        self._node = node
-        self._bans, self._known = bans, reputation
-        self._roster = trust if isinstance(trust, RosterKeys) else None
-        self._reputation = SharedReputation(node_id, node, reputation, trust, log)
-        self._figures = figures
-        self._log = log
-        self._revision = 0
-        self._read_bans = False
-        self._complained_at = 0.0
-        self._reported: list[SenderStanding] = []
-
-    async def run(self) -> None:
-        reported_at = time.monotonic()
-        while True:
-            await asyncio.sleep(WATCH_PERIOD_S)
-            try:
-                await self.look()
-                if time.monotonic() - reported_at >= REPORT_PERIOD_S:
-                    reported_at = time.monotonic()
-                    await self._reputation.exchange(time.time())
-                    await self.report(time.time())
-            except TransportError as error:
-                self._log.debug("bans_not_read", reason=str(error))
-
-    async def begin(self) -> None:
-        """Learn what is known of senders already. Raises TransportError."""
-        await self._reputation.exchange(time.time())
-        await self.look()
-
-    async def look(self) -> None:
-        """Read the bans and, if there is one, the roster. If one cannot be read, the previous list
-        stays in force; without a previous list of bans, no foreign group is accepted.
-
-        Raises:
-            TransportError: the node plane does not answer.
-        """
-        self._read_roster()
-        entry = await self._node.kv.get(subjects.node_bucket(self._id), BANS_KEY)
-        if entry is not None and entry.revision != self._revision:
-            self._revision = entry.revision
-            try:
-                listed = decode(entry.value, BanList)
-            except MessageError as error:
-                if not self._read_bans:
-                    self._bans.unreadable = f"this node's list of bans cannot be read ({error})"
-                self._say_unreadable(str(error))
-            else:
-                self._read_bans = True
-                self._bans.replace(listed)
-                self._log.info("bans", senders=[ban.sender for ban in listed.bans][:20])
-        if self._bans.unreadable and time.monotonic() - self._complained_at >= COMPLAIN_EVERY_S:
-            self._say_unreadable(self._bans.unreadable)
-        self._bans.refresh()
-        now_s = time.time()
-        self._figures.border.left_out(self._known.quarantined(now_s), self._bans.count(now_s))
-
-    def _say_unreadable(self, reason: str) -> None:
-        self._complained_at = time.monotonic()
-        self._log.error(
-            "bans_unreadable",
-            reason=reason,
-            consequence="no foreign group is accepted" if self._bans.unreadable else "the earlier bans stay in force",
-            remedy="start the version that wrote the list, or start a new one: `swarm ban NAME --anew`",
-        )
-
-    async def report(self, now_s: float) -> None:
-        worst = self._known.worst(MAX_SENDERS, now_s)
-        if worst != self._reported:
-            report = SendersReport(node=self._id, updated_at=now_s, worst=worst)
-            await self._node.kv.put(subjects.node_bucket(self._id), self._report_key, encode(report))
-            self._reported = worst
-
-    def _read_roster(self) -> None:
-        if self._roster is None:
-            return
-        try:
-            if self._roster.reload():
-                self._log.info("roster", nodes=len(self._roster))
-        except RosterError as error:
-            self._log.error("roster_unusable", reason=str(error), consequence="the previous roster stays in force")

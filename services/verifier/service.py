@@ -8,15 +8,15 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from services.verifier.border import Border, BorderRules, LocalModel
+from services.verifier.border import Border, BorderRules
 from services.verifier.copies import ReplayMemory
 from services.verifier.figures import Figures
 from services.verifier.foreign_groups import ForeignPipeline, ForeignStore
 from services.verifier.local_groups import LocalOutcomes, LocalScorer
 from services.verifier.refused_messages import RefusedRecord
-from services.verifier.reputation import SenderWatch
 from services.verifier.rewards import RewardKnowledge
-from services.verifier.sharing import Outbox, Reports
+from services.verifier.sender_watch import SenderWatch
+from services.verifier.sharing import LocalModel, Outbox, Reports
 from services.verifier.swarm_reader import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared.cancelling import run_until_stopped

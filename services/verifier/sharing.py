@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import structs
 
-from services.verifier.border import LocalModel, without_tokens
+from services.verifier.episodes import without_tokens
 from services.verifier.figures import Figures
 from services.verifier.swarm_reader import SwarmLink
 from shared.config.verifier_config import VerifierConfig
@@ -23,7 +23,7 @@ from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import EvalReport, NameInSwarm, NodeRecord, PolicyPointer
 from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, SignedRollouts, rollout_id_of, signed_bytes
-from shared.contracts.wire import DEFAULT_SWARM_ID, ENCODINGS, SWARM_SCHEMA_VERSION, MessageError
+from shared.contracts.wire import DEFAULT_SWARM_ID, ENCODINGS, SWARM_SCHEMA_VERSION, MessageError, ModelIdentity
 from shared.identity.keys import SigningKey
 from shared.identity.statements import SignatureStatus, check_statement, sign_statement
 from shared.lease.holder import Newcomer
@@ -397,3 +397,21 @@ def _signed(entry: KvEntry, swarm_id: str) -> NodeRecord | None:
     except MessageError:
         return None
     return heard.said if heard.standing is SignatureStatus.SIGNED else None
+
+
+class LocalModel:
+    """Name and tokenizer of the policy that made the newest local group; None before the first
+    one.
+    """
+
+    def __init__(self) -> None:
+        self.identity: ModelIdentity | None = None
+        self.policy_version = 0
+
+    def learn(self, group: RolloutGroup) -> None:
+        self.identity = group.model
+        self.policy_version = max(self.policy_version, group.policy_version)
+
+    def same_tokenizer(self, group: RolloutGroup) -> bool:
+        """Return whether the token ids of a foreign group have the same meaning here."""
+        return self.identity is not None and self.identity.tokenizer_hash == group.model.tokenizer_hash

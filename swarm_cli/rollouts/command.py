@@ -37,22 +37,20 @@ from swarm_cli.rollouts.records import (
     TrainedRecords,
     clock,
     names_in_run,
-    read_refusals,
     read_samples,
     record_folder,
     scored_groups,
     training_outcome,
 )
+from swarm_cli.rollouts.refused import read_refusals, show_refused
 from swarm_cli.rollouts.shown import (
     View,
     again_words,
     as_object,
-    asked_for,
     by_question,
     show,
     show_again,
     show_question,
-    show_refusal,
 )
 from swarm_cli.target import Target, check_listening, looking_at
 
@@ -197,7 +195,10 @@ def rollouts(
         node_url=node_url,
     )
     if refused:
-        _refused(node_config, run, request)
+        folder = record_folder(node_config, run)
+        if not show_refused(folder, choice, most, characters, names, as_json=as_json):
+            where = folder or f"{node_config.node.var_dir}/runs (it has no records of {node_config.node.id}; name a run with --run)"
+            note(f"no such refusal is on record in {where}: only the last ones of each sender are kept")
     elif evaluated:
         _evaluated(node_config, run, evaluated, request)
     else:
@@ -334,21 +335,6 @@ def _refuse_unseen(choice: Choice, node: str, names: FileNames) -> None:
     has = ", ".join(there[:_DATASETS_NAMED]) + (f" and {len(there) - _DATASETS_NAMED} more" if there[_DATASETS_NAMED:] else "")
     guess = f"; {question}" if (question := did_you_mean(asked, there)) else ""
     raise CommandError(f"no group of {visible(asked, 100)} is in the batches of {node} that were searched: they have {has}{guess}")
-
-
-def _refused(config: NodeConfig, run: str, request: Request) -> None:
-    """Show the last refusals."""
-    folder, choice, console = record_folder(config, run), request.choice, terminal()
-    every = read_refusals(folder)
-    found = asked_for(every, sender=choice.sender, datasets=choice.datasets, group=choice.group, limit=request.limit)
-    for refusal in found:
-        if request.as_json:
-            typer.echo(visible_json(msgspec.to_builtins(refusal)))
-        else:
-            show_refusal(refusal, console, request.characters, request.names)
-    if not found:
-        where = folder or f"{config.node.var_dir}/runs (it has no records of {config.node.id}; name a run with --run)"
-        note(f"no such refusal is on record in {where}: only the last ones of each sender are kept ({len(every)} in all)")
 
 
 def _evaluated(config: NodeConfig, run: str, task: str, request: Request) -> None:

@@ -90,36 +90,6 @@ class TrainedStep(msgspec.Struct, frozen=True):
         return next((group for group in self.groups if group.id == group_id), None)
 
 
-class RefusedExcerpt(msgspec.Struct, frozen=True):
-    """The beginning of a refused group, if it could be decoded."""
-
-    dataset: str
-    seed: int
-    index: int
-    draw: int
-    policy_version: int
-    created_at: float
-    question: str
-    completions: int
-    answers: list[str]
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """One line of `refused-<replica>.jsonl`. `id` is "" if no valid signature was found; then
-    `claimed_id` is the id in the message's header.
-    """
-
-    time: float
-    reason: str
-    detail: str
-    sender: str
-    id: str
-    claimed_id: str
-    swarm_seq: int
-    stored_at: float
-    group: RefusedExcerpt | None = None
-
-
 class HeldOutSample(msgspec.Struct, frozen=True):
     """One held-out answer."""
 
@@ -201,7 +171,7 @@ class TrainedRecords:
         """The trainer's record of a step; None if there is none or it is no longer kept."""
         self._read_on()
         line = self._lines.get(step)
-        return None if line is None else _decoded(line, TrainedStep)
+        return None if line is None else decoded(line, TrainedStep)
 
     @property
     def newest(self) -> int | None:
@@ -224,7 +194,7 @@ class TrainedRecords:
             return
         if found.st_ino != self._inode:
             self._lines, self._read_bytes, self._inode = {}, 0, found.st_ino
-            for line in _lines(older(path)):
+            for line in lines_of(older(path)):
                 self._take(line)
         with open(open_plain(path), "rb") as file:
             start = max(self._read_bytes, found.st_size - _MOST_BYTES)
@@ -243,13 +213,6 @@ class TrainedRecords:
             self._lines[int(number)] = line
 
 
-def read_refusals(folder: Path | None) -> list[Refusal]:
-    """The last refusals of all replicas of a node's verifier, oldest first."""
-    lines = [line for path in (refused_files(folder) if folder is not None else []) for line in _lines(path)]
-    found = [refusal for line in lines if (refusal := _decoded(line, Refusal)) is not None]
-    return sorted(found, key=lambda refusal: refusal.time)
-
-
 def read_samples(folder: Path | None) -> list[Samples]:
     """Held-out answers by policy version; if a version was evaluated again, the later
     line counts.
@@ -258,8 +221,8 @@ def read_samples(folder: Path | None) -> list[Samples]:
         return []
     path = folder / SAMPLES_FILE
     by_version: dict[int, Samples] = {}
-    for line in (*_lines(older(path)), *_lines(path)):
-        samples = _decoded(line, Samples)
+    for line in (*lines_of(older(path)), *lines_of(path)):
+        samples = decoded(line, Samples)
         if samples is not None:
             by_version[samples.policy_version] = samples
     return [by_version[version] for version in sorted(by_version)]
@@ -271,7 +234,8 @@ def _records(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _lines(path: Path) -> list[bytes]:
+def lines_of(path: Path) -> list[bytes]:
+    """The lines of a record, as far as one look reads back; none if there is no file."""
     try:
         return read_plain_end(path, _MOST_BYTES)[0].splitlines()
     except OSError as error:
@@ -280,7 +244,8 @@ def _lines(path: Path) -> list[bytes]:
         raise
 
 
-def _decoded(line: bytes, kind: type[T]) -> T | None:
+def decoded(line: bytes, kind: type[T]) -> T | None:
+    """Read a line; None if it is incomplete or unknown."""
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,9 +1,9 @@
-"""Groups, refused groups and held-out answers as text for people and as JSON for programs."""
+"""Groups and held-out answers as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames, with_digits
 from swarm_cli.observe.run_files import thinned
 from swarm_cli.rollouts.judge import Choice, Judge, ScoredAgain, marks, passes
-from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Refusal, Samples, TrainingOutcome, clock
+from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Samples, TrainingOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,45 +232,6 @@ def _lag(item: BatchItem) -> str:
     if item.staleness is None:
         return f"{item.age_s:.0f} s old"
     return f"staleness {item.staleness}"
-
-
-def asked_for(
-    refusals: Iterable[Refusal], *, sender: str | None, datasets: Collection[str] | None, group: str, limit: int
-) -> list[Refusal]:
-    """The newest matching refusals, oldest first. A refusal without the group's text matches no
-    dataset.
-    """
-    found = [
-        each
-        for each in refusals
-        if sender in (None, each.sender)
-        and (datasets is None or (each.group is not None and each.group.dataset in datasets))
-        and (each.id or each.claimed_id).startswith(group)
-    ]
-    return found[-limit:]
-
-
-def show_refusal(refusal: Refusal, console: Console, characters: int, names: FileNames = UNNAMED) -> None:
-    """Print why a group was refused and, if it could be read, how it begins."""
-    group = refusal.group
-    of = (
-        f" · {names.shown(group.dataset)} seed {group.seed} index {group.index} · policy version {group.policy_version}"
-        if group
-        else ""
-    )
-    named = f"group {refusal.id[:16]}" if refusal.id else f"claims to be group {refusal.claimed_id or '?'}"
-    heading = f"{clock(refusal.time)} · from {refusal.sender or 'an unknown sender'}{of} · {named} · message {refusal.swarm_seq}"
-    console.print(Text(visible(heading), style="bold"))
-    console.print(Text("refused:   " + visible(f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason)))
-    if group is None:
-        why = "refused before anything in it was decoded" if not refusal.id else "refused before its text was decoded"
-        console.print(Text(f"text:      not kept, {why}"))
-        return
-    console.print(Text("question:  " + indented(cut_text(group.question, characters))))
-    for place, answer in enumerate(group.answers):
-        console.print(Text(f"answer {place}:  " + indented(cut_text(answer, characters))))
-    if group.completions > len(group.answers):
-        console.print(Text(f"           ({group.completions - len(group.answers)} more, not kept)"))
 
 
 def by_question(

@@ -22,8 +22,7 @@ OURS = [
     "shared.tasks.held_out",
 ]
 with atheris.instrument_imports(include=OURS):
-    from services.verifier.border import Candidate
-    from services.verifier.refusals import Refused
+    from services.verifier.border import Candidate, Refused
     from shared.contracts.codec import decode, encode
     from shared.contracts.messages import Batch, RolloutGroup, ScoredGroup
     from shared.contracts.wire import MessageError

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier.border import Candidate
-from services.verifier.refusals import Refused
+from services.verifier.border import Candidate, Refused
 from shared.contracts import control, messages, sampler_state
 from shared.contracts.codec import decode
 from shared.contracts.messages import RolloutGroup

@@ -22,7 +22,7 @@ import nats
 import pytest
 import structlog
 
-from services.verifier.refusals import Refusal
+from services.verifier.border import Refusal
 from shared.contracts import subjects
 from shared.contracts.messages import RolloutGroup
 from shared.runtime.status import StatusBoard

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from services.verifier.refusals import BLAME
+from services.verifier.border import Refusal
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
@@ -218,7 +218,7 @@ def test_the_largest_honest_values_fit_the_bucket() -> None:
     leases = [DrawLease(first=2**40, count=65_536, replica="r" * 63, expires_at=now)] * 4096
     reputation = KeyReputation(
         public_key=key, name="n" * 32, suspicion=0.5, updated_at=now, accepted=2**40, quarantined_until=now, quarantine_s=1.0,
-        refused=dict.fromkeys((offence.value for offence in BLAME), 2**40),
+        refused=dict.fromkeys((offence.value for offence in Refusal if offence.blame), 2**40),
     )  # fmt: skip
     score = TaskScore(n=10, pass_rate=0.5, mean_reward=0.5)
     report = EvalReport(

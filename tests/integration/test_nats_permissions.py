@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 import structlog
 
-from services.verifier.border import Border, BorderRules, Candidate
+from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
 from services.verifier.copies import ReplayMemory
-from services.verifier.refusals import Refusal, Refused
 from services.verifier.sharing import sign
 from services.verifier.trust import KnownKeys
 from shared.config import load_config

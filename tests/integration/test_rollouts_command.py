@@ -15,14 +15,14 @@ from typing import Any, Literal
 import msgspec
 
 from services.trainer.records import trained_line
-from services.verifier.refused_messages import RefusedGroup, excerpt_of
+from services.verifier.refused_messages import excerpt_of
 from shared.config.task_sections import TaskSpec
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import ROLLOUT_ID_HEADER, Batch, BatchItem, Completion, ScoredGroup, TaskRef, rollout_id_of
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_batches, node_batches_stream, node_bucket, node_scored, node_scored_stream
-from shared.run_records import refused_file
+from shared.run_records import RefusedGroup, refused_file
 from shared.tasks.derive import derive_task
 from shared.tasks.file_source import with_row_name
 from shared.tasks.prompt import text_task
@@ -282,8 +282,8 @@ async def test_the_path_of_a_group_is_told_of_every_node_that_had_it(server: Nat
     await plane.kv.ensure(node_bucket("gamma"))
     await plane.close()
     refused = RefusedGroup(
-        time=1003.5, reason="copied", detail=f"says what {ESCAPES} said", sender="alpha", group_id=name, claimed_id="",
-        swarm_seq=1, stored_at=1002.0, excerpt=excerpt_of(group),
+        time=1003.5, reason="copied", detail=f"says what {ESCAPES} said", sender="alpha", id=name, claimed_id="",
+        swarm_seq=1, stored_at=1002.0, group=excerpt_of(group),
     )  # fmt: skip
     record = refused_file(tmp_path / "runs" / "one" / "gamma", "0")
     record.parent.mkdir(parents=True)

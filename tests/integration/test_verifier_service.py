@@ -16,8 +16,8 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
+from services.verifier.border import Refusal
 from services.verifier.figures import Figures
-from services.verifier.refusals import Refusal
 from services.verifier.sharing import MAX_GROUPS, Outbox, sign
 from services.verifier.swarm_reader import SwarmLink
 from shared.contracts import subjects

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.verifier.border import without_tokens
+from services.verifier.episodes import without_tokens
 from services.verifier.sharing import sign
 from services.verifier.swarm_reader import BURST_S
 from shared.config import NodeConfig

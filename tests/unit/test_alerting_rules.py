@@ -13,7 +13,7 @@ import yaml
 
 from monitoring.metrics_doc import ROLES, full_name, role_families, watch_families
 from monitoring.rules import COMMAND, COMPONENT, OPERATOR_OBJECT, operator_object
-from services.verifier.refusals import Refusal
+from services.verifier.border import Refusal
 from tests.monitoring.all_rules import alerts, groups, records
 from tests.monitoring.dashboards import dashboards
 from tests.monitoring.foreign_metrics import FOREIGN

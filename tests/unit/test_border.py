@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.verifier.border import Border, BorderRules, Candidate, without_tokens
+from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
 from services.verifier.copies import GroupPrint, ReplayMemory
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.episodes import without_tokens
 from services.verifier.reputation import AGAIN_S, FIRST_S, GRACE_S, TRIES
 from services.verifier.sharing import is_shared, sign
 from services.verifier.trust import KnownKeys

@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import services.verifier.border as border_module
-from services.verifier.border import Border, Candidate
+from services.verifier.border import Border, Candidate, Refusal, Refused
 from services.verifier.copies import MAX_BYTES, MAX_GROUPS, REMEMBERED_S, CopyMemory, normalised
-from services.verifier.refusals import Refusal, Refused
 from services.verifier.reputation import CAUGHT, CAUGHT_S, COPIERS
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
@@ -155,14 +154,14 @@ def test_an_original_is_taken_however_long_after_its_copy_it_is_looked_at_and_ea
     """A sampled stream is looked at in no order: what lies earlier in it may come an hour later."""
     gate = border(tmp_path)
     for number in range(CAUGHT):
-        assert gate.signer(COPIER.public_key, NOW_S).account != COPIERS
+        assert gate.senders.by_key(COPIER.public_key, NOW_S).account != COPIERS
         copy, original = (saying(long_texts(number), node=node, draw=number) for node in ("gamma", "beta"))
         for body, key, seq, wait_s in ((copy, COPIER, 2 * number + 2, 0.0), (original, VICTIM, 2 * number + 1, 1700.0)):
             shown = show(gate, body, key, seq=seq, now_s=NOW_S + wait_s)
             assert isinstance(shown, Candidate), shown
             assert gate.conclude(shown, _scored(4), NOW_S + wait_s) is None
-    assert gate.signer(COPIER.public_key, NOW_S + 1700).account == COPIERS
-    assert gate.signer(VICTIM.public_key, NOW_S + 1700).account == VICTIM.public_key
+    assert gate.senders.by_key(COPIER.public_key, NOW_S + 1700).account == COPIERS
+    assert gate.senders.by_key(VICTIM.public_key, NOW_S + 1700).account == VICTIM.public_key
     assert gate.reputation.suspicion(VICTIM.public_key, NOW_S + 1700) == 0.0
 
 
@@ -215,10 +214,10 @@ def test_many_keys_that_send_the_same_material_share_one_senders_quota_and_the_a
         for place, key in enumerate(cluster):
             body = saying([f"{text} ok" for text in long_texts(number)], node=f"m{place}", draw=number)
             assert reason(show(gate, body, key, seq=100)) is Refusal.COPIED
-    shares = {gate.signer(key.public_key, NOW_S).account for key in cluster}
+    shares = {gate.senders.by_key(key.public_key, NOW_S).account for key in cluster}
     assert shares == {COPIERS}
-    assert gate.signer(VICTIM.public_key, NOW_S).account == VICTIM.public_key
-    assert gate.signer(cluster[0].public_key, NOW_S + CAUGHT_S + 1).account == cluster[0].public_key, "there is a way back"
+    assert gate.senders.by_key(VICTIM.public_key, NOW_S).account == VICTIM.public_key
+    assert gate.senders.by_key(cluster[0].public_key, NOW_S + CAUGHT_S + 1).account == cluster[0].public_key, "there is a way back"
 
 
 def test_a_padded_copy_is_a_copy(tmp_path: Path) -> None:
@@ -313,7 +312,7 @@ def test_who_writes_likely_answers_to_a_nodes_task_first_does_not_keep_it_out(dr
         take(gate, saying(likely, node="gamma", draw=2 * draw, task=task(seed=1000 * draw)), COPIER)
         take(gate, saying(own, draw=2 * draw + 1, task=task(seed=1000 * draw)), VICTIM)
     assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
-    assert gate.signer(VICTIM.public_key, NOW_S).account == VICTIM.public_key
+    assert gate.senders.by_key(VICTIM.public_key, NOW_S).account == VICTIM.public_key
 
 
 def test_other_answers_in_one_turn_of_phrase_are_no_copy(tmp_path: Path) -> None:
@@ -459,7 +458,7 @@ def test_independent_nodes_that_reason_in_the_same_words_are_not_blamed_and_hard
     thousand do, and would be blamed there; honest nodes hardly ever meet in one task.
     """
     gate, refused = border(tmp_path, max_completions=16, max_chars=1000), 0
-    gate._copies = CopyMemory(salt=b"test")
+    gate.copies = CopyMemory(salt=b"test")
     for number in questions:
         for draw, (key, node) in enumerate(((VICTIM, "beta"), (COPIER, "gamma"))):
             rng = random.Random(1000 * number + draw)
@@ -474,7 +473,7 @@ def test_independent_nodes_that_reason_in_the_same_words_are_not_blamed_and_hard
     assert 2 <= refused <= most, "none at all would prove nothing about blame"
     for key in (VICTIM, COPIER):
         assert gate.reputation.suspicion(key.public_key, NOW_S) == 0.0
-        assert gate.signer(key.public_key, NOW_S).account == key.public_key
+        assert gate.senders.by_key(key.public_key, NOW_S).account == key.public_key
 
 
 def test_what_a_comparison_costs_is_bounded_by_answers_and_remembered_groups(tmp_path: Path) -> None:
@@ -484,11 +483,11 @@ def test_what_a_comparison_costs_is_bounded_by_answers_and_remembered_groups(tmp
     for number in range(16):
         take(gate, saying([prose(rng, 12) for _ in range(64)], node=f"n{number}"), SigningKey(new_seed()))
     for words in (1, 12, 150):
-        made = gate._copies.fingerprint_of(saying([prose(rng, words) for _ in range(64)], node="gamma"))
+        made = gate.copies.fingerprint_of(saying([prose(rng, words) for _ in range(64)], node="gamma"))
         seconds = []
         for _ in range(5):
             began = time.process_time()
-            gate._copies.look(made, COPIER.public_key, 99, NOW_S)
+            gate.copies.look(made, COPIER.public_key, 99, NOW_S)
             seconds.append(time.process_time() - began)
         assert min(seconds) < 0.01, words
 
@@ -511,14 +510,14 @@ def accepted(body: RolloutGroup, key: str, seq: int, scored_at: float = NOW_S) -
 
 def test_what_another_verifier_of_the_node_accepted_is_known_here(tmp_path: Path) -> None:
     gate, body = border(tmp_path), saying(long_texts(1))
-    gate.learn(accepted(body, VICTIM.public_key, 5), gate.fingerprint_of(body), NOW_S)
+    gate.learn(accepted(body, VICTIM.public_key, 5), gate.copies.fingerprint_of(body), NOW_S)
     assert reason(show(gate, body, VICTIM, seq=5)) is Refusal.REPLAYED
     copied = show(gate, saying(long_texts(1), node="gamma"), COPIER, seq=9)
     assert isinstance(copied, Refused)
     assert (copied.reason, copied.blamed) == (Refusal.COPIED, None), "its time in the stream says that it was first"
     assert reason(show(gate, saying(long_texts(2), node="delta"), VICTIM, seq=10)) is Refusal.UNKNOWN_KEY
     own = saying(long_texts(3), node="alpha")
-    gate.learn(accepted(own, "", 0), gate.fingerprint_of(own), NOW_S)
+    gate.learn(accepted(own, "", 0), gate.copies.fingerprint_of(own), NOW_S)
     assert reason(show(gate, saying(long_texts(3), node="gamma"), COPIER, seq=11)) is Refusal.COPIED
 
 
@@ -530,7 +529,7 @@ def test_what_a_restarted_verifier_learns_again_is_known_for_an_hour_from_when_i
 ) -> None:
     """And not for another hour after each start. A clock that was ahead does not make it longer."""
     gate, body = border(tmp_path), saying(long_texts(1))
-    gate.learn(accepted(body, VICTIM.public_key, 5, NOW_S - scored_s_ago), gate.fingerprint_of(body), NOW_S)
+    gate.learn(accepted(body, VICTIM.public_key, 5, NOW_S - scored_s_ago), gate.copies.fingerprint_of(body), NOW_S)
     for wait_s, other, own in ((known_s - 1, Refusal.COPIED, Refusal.REPEATED), (known_s + 1, None, None)):
         for key, node, expected in ((COPIER, "gamma", other), (VICTIM, "beta", own)):
             again = saying(long_texts(1), node=node, created_at=NOW_S + wait_s)
@@ -544,7 +543,7 @@ def test_a_copy_that_two_verifiers_took_at_the_same_moment_is_blamed_when_they_l
     shown = driven(first)
     assert isinstance(shown, Candidate)
     assert gate.conclude(shown, _scored(4), NOW_S) is None
-    gate.learn(accepted(original, VICTIM.public_key, 11), gate.fingerprint_of(original), NOW_S)
+    gate.learn(accepted(original, VICTIM.public_key, 11), gate.copies.fingerprint_of(original), NOW_S)
     assert gate.reputation.suspicion(COPIER.public_key, NOW_S) > 0
     assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import services.verifier.border as border_module
-from services.verifier.border import Border, BorderRules, Candidate, Examiner
+from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
 from services.verifier.copies import CopyMemory, ReplayMemory
 from services.verifier.fair_queue import SMALL_BYTES
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.foreign_groups import Examiner
 from services.verifier.trust import KnownKeys
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.tasks.held_out import HeldOut

@@ -5,6 +5,7 @@ thing after the other is put right, in the order of the list.
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import pytest
 import zstandard
 
 from monitoring.border_doc import PAGE, with_checks
-from services.verifier.border import Border, BorderRules, Candidate
+from services.verifier import border as border_module
+from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
+from services.verifier.checks import CHECKS, Stage
 from services.verifier.copies import CopyMemory, ReplayMemory
-from services.verifier.fair_queue import ClaimedChunks
-from services.verifier.refusals import CHECKS, Refusal, Refused, Stage, beyond_budget
+from services.verifier.fair_queue import ClaimedChunks, beyond_budget
 from services.verifier.reputation import AGAIN_S, GRACE_S, TRIES
 from services.verifier.trust import KnownKeys
 from shared.config import TaskSpec
@@ -49,6 +51,12 @@ def test_the_page_shows_the_checks_as_they_are() -> None:
 def test_every_reason_has_a_check_and_no_stage_has_two_of_the_same_reason() -> None:
     assert {check.refusal for check in CHECKS} == set(Refusal)
     assert len(set(places(*Stage))) == len(CHECKS)
+
+
+def test_every_reason_that_the_verifier_names_exists() -> None:
+    files = Path(border_module.__file__).parent.glob("*.py")
+    named = {name for file in files for name in re.findall(r"\bRefusal\.([A-Z_]+)", file.read_text())}
+    assert named == set(Refusal.__members__)
 
 
 def test_stages_come_in_their_order() -> None:
@@ -105,7 +113,7 @@ class World:
             public_key=key,
             swarm_seq=1,
         )
-        self.border.learn(whole, self.border.fingerprint_of(made), self.now_s)
+        self.border.learn(whole, self.border.copies.fingerprint_of(made), self.now_s)
 
     def ban(self, *senders: str) -> None:
         self.border.bans.replace(BanList(bans=[Ban(sender=sender) for sender in senders]))

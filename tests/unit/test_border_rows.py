@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier.border import Candidate
+from services.verifier.border import Candidate, Refusal, Refused
 from services.verifier.copies import REMEMBERED_S
-from services.verifier.refusals import Refusal, Refused
 from shared.config import TaskSpec
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import derive_task

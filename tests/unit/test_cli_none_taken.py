@@ -9,8 +9,8 @@ import io
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
+from services.verifier.border import Refusal, Refused
 from services.verifier.figures import Figures
-from services.verifier.refusals import Refusal, Refused
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import FigureFamily, StatusFigure

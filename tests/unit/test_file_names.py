@@ -19,7 +19,7 @@ from shared.contracts.control import NodeRecord
 from shared.contracts.messages import BatchItem
 from shared.contracts.wire import ModelIdentity
 from shared.identity.statements import CheckedStatement, SignatureStatus
-from shared.run_records import FILE_NAMES_FILE
+from shared.run_records import FILE_NAMES_FILE, RefusedExcerpt, RefusedGroup
 from swarm_cli.dashboard.group_page import step_object
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
@@ -29,8 +29,9 @@ from swarm_cli.file_names import CHARACTERS, FileNames, file_names
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.rollouts.judge import Choice, Judge
-from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Refusal, RefusedExcerpt, Samples, TrainingOutcome
-from swarm_cli.rollouts.shown import View, by_question, show, show_question, show_refusal
+from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Samples, TrainingOutcome
+from swarm_cli.rollouts.refused import show_refusal
+from swarm_cli.rollouts.shown import View, by_question, show, show_question
 from tests.unit.page_batches import NOW, batch, item
 
 MINE, OTHER, ELSEWHERE = ("file_" + digit * 40 for digit in "123")
@@ -120,7 +121,10 @@ def test_rollouts_refusals_and_held_out_answers_call_it_the_same() -> None:
     console = Console(file=io.StringIO(), width=200)
     show(BatchedGroup(made, made.items[0]), TrainingOutcome(None, None), Choice(), View(console, judge, 80))
     excerpt = RefusedExcerpt(MINE, 1, 2, 3, 4, NOW, "which?", 1, ["7"])
-    show_refusal(Refusal(NOW, "repeated", "", "beta", "a" * 64, "", 1, NOW, excerpt), console, 80, NAMES)
+    refused = RefusedGroup(
+        time=NOW, reason="repeated", detail="", sender="beta", id="a" * 64, claimed_id="", swarm_seq=1, stored_at=NOW, group=excerpt
+    )
+    show_refusal(refused, console, 80, NAMES)
     sample = HeldOutSample(MINE, 1, 2, "which?", "7", "7", 1, 1.0, 1, "stop")
     ((_, answers),) = by_question([Samples(0, NOW, [sample])], "questions.jsonl", "here", NAMES).items()
     show_question(answers, 1, console, 80, NAMES)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.border import Refusal, Refused
 from shared.config import ConfigError, TaskSpec, load_config
 from shared.contracts.messages import TaskRef
 from shared.tasks import (

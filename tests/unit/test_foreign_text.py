@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from services.verifier.border import Refusal, Refused
 from services.verifier.figures import Figures
-from services.verifier.refusals import Refusal, Refused
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus

@@ -22,7 +22,8 @@ from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.observe.plot import plot
 from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
-from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples
+from swarm_cli.rollouts.records import TrainedRecords, read_samples
+from swarm_cli.rollouts.refused import read_refusals
 from swarm_cli.runs import RunNote, StartOptions, goes_on, holder, read_end, read_note, running_runs, write_note
 from swarm_cli.target import default_target
 

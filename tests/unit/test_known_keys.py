@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.border import Refusal, Refused
 from services.verifier.trust import IDLE_S, KEPT_GROUPS, RENAME_AFTER_S, KnownKeys
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed

@@ -15,12 +15,11 @@ from services.verifier.refused_messages import (
     KNOWN_SENDERS,
     OF_A_SENDER,
     STRANGERS,
-    RefusedGroup,
     RefusedMemory,
     RefusedRecord,
     excerpt_of,
 )
-from shared.run_records import refused_file, refused_files
+from shared.run_records import RefusedGroup, refused_file, refused_files
 from shared.runtime.writes import Writes
 from shared.tasks.prompt import text_task
 from tests.full_disk import no_file_above
@@ -33,7 +32,7 @@ def refusal(sender: str, number: int = 0, reason: str = "too_old", **changes: An
         "reason": reason,
         "detail": "",
         "sender": sender,
-        "group_id": f"{number:064x}",
+        "id": f"{number:064x}",
         "claimed_id": "",
         "swarm_seq": number,
         "stored_at": 1.0,
@@ -72,7 +71,7 @@ def test_the_largest_of_all_texts_stay_small() -> None:
         task = text_task(whole.task.ref, text, "4")
         large = msgspec.structs.replace(whole, completions=answers, task=task)
         memory = RefusedMemory()
-        memory.note(refusal("beta", detail=text, excerpt=excerpt_of(large)), known=True)
+        memory.note(refusal("beta", detail=text, group=excerpt_of(large)), known=True)
         ((kept, _),) = memory.all()
         assert len(json.dumps(msgspec.to_builtins(kept))) < 3000
 
@@ -80,13 +79,13 @@ def test_the_largest_of_all_texts_stay_small() -> None:
 async def test_the_record_outlives_a_restart_a_torn_line_and_a_full_disk_and_forgets_old_replicas(tmp_path: Path) -> None:
     log = structlog.get_logger("verifier")
     record = RefusedRecord(tmp_path, "0", Writes("verifier", log=log))
-    record.note(refusal("beta", 7, excerpt=excerpt_of(group())), known=True)
+    record.note(refusal("beta", 7, group=excerpt_of(group())), known=True)
     await record.write()
     file = refused_file(tmp_path, "0")
     with file.open("a") as torn:
         torn.write('{"time": 3, "reas')
     again = RefusedRecord(tmp_path, "0", Writes("verifier", log=log))
-    again.note(refusal("", 8, group_id="", claimed_id="ab" * 8), known=False)
+    again.note(refusal("", 8, id="", claimed_id="ab" * 8), known=False)
     with no_file_above(100), capture_logs() as said:
         await again.write()
     assert [line["event"] for line in said] == ["write_failed"]

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.border import Border, Candidate
-from services.verifier.refusals import BLAME, Refusal, Refused
+from services.verifier.border import Border, Candidate, Refusal, Refused
 from services.verifier.reputation import FIRST_S, HALF_LIFE_S, LIMIT, LONGEST_S, MAX_KEYS, PAROLE, Reputation
 from services.verifier.sharing import sign
 from shared.contracts import subjects
@@ -32,6 +31,8 @@ from tests.unit.test_border import (
     task,
     with_body,
 )
+
+BLAMED = [reason for reason in Refusal if reason.blame]
 
 MESSAGE = sign(group(), KEY, share_tokens=True)
 
@@ -134,14 +135,14 @@ def test_a_quarantined_body_is_not_decoded(tmp_path: Path) -> None:
     assert tell(gate, SUBJECT, with_body(b"\xc1")).reason is Refusal.QUARANTINED
 
 
-@given(st.lists(st.sampled_from([reason for reason, weight in BLAME.items() if weight <= 0.5]), max_size=300))
+@given(st.lists(st.sampled_from([reason for reason in BLAMED if reason.blame <= 0.5]), max_size=300))
 def test_light_offences_alone_never_lead_to_quarantine(reasons: list[Refusal]) -> None:
     reputation = Reputation()
     assert not any(reputation.blame("UK", "beta", reason, 0.0) for reason in reasons)
     assert reputation.suspicion("UK", 0.0) <= LIMIT
 
 
-@given(st.lists(st.tuples(st.sampled_from([None, *BLAME]), st.floats(0, 500)), max_size=120))
+@given(st.lists(st.tuples(st.sampled_from([None, *BLAMED]), st.floats(0, 500)), max_size=120))
 def test_suspicion_is_bounded_falls_with_time_and_is_small_after_quarantine(happened: list[tuple[Refusal | None, float]]) -> None:
     reputation, now_s = Reputation(), 0.0
     for reason, pause_s in happened:

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.trainer.selection.left_out import Findings, absurd_text
-from services.verifier.refusals import BLAME, LaterOffence, Refusal
-from services.verifier.reputation import FIRST_S, MAX_EVENTS, Reputation, Senders, SharedReputation
+from services.verifier.border import Refusal
+from services.verifier.reputation import FIRST_S, MAX_EVENTS, LaterOffence, Reputation, Senders
+from services.verifier.sender_watch import SharedReputation
 from services.verifier.trust import KnownKeys
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
@@ -25,6 +26,8 @@ from shared.contracts.senders import MAX_FINDINGS, MAX_REPUTATIONS, AbsurdText, 
 from shared.contracts.subjects import FINDINGS_KEY, REPUTATION_KEY
 from shared.transport.base import Transport
 from tests.nats_server import own_plane
+
+BLAMED = [reason for reason in Refusal if reason.blame]
 
 NOW_S = 1_800_000_000.0
 BUCKET = subjects.node_bucket("alpha")
@@ -178,7 +181,7 @@ def test_what_the_trainer_finds_costs_the_sender_its_share_in_proportion_once_an
             await replica.shared.exchange(NOW_S)
             assert replica.known.remaining_s("UGAMMA", NOW_S) == 0.0
         suspicion = replica.known.suspicion("UGAMMA", NOW_S)
-        assert 0.1 < suspicion <= BLAME[LaterOffence.ABSURD]
+        assert 0.1 < suspicion <= LaterOffence.ABSURD.blame
         assert not replica.senders.by_key("UGAMMA", NOW_S).established
         assert replica.senders.by_key("UBETA", NOW_S).established
         for _ in range(5):
@@ -202,7 +205,17 @@ def test_a_finding_says_how_many_of_the_answers_that_were_looked_at_were_absurd(
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, *BLAME]), st.booleans()), max_size=80), st.integers(0, 2**32))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.sampled_from([None, LaterOffence.ABSURD, *BLAMED]),
+            st.booleans(),
+        ),
+        max_size=80,
+    ),
+    st.integers(0, 2**32),
+)
 def test_any_order_of_events_and_exchanges_gives_all_replicas_one_count(
     tmp_path_factory: pytest.TempPathFactory, happened: list[tuple[int, Refusal | None, bool]], seed: int
 ) -> None:

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
-from services.verifier.fair_queue import MAX_WAITING, FairQueue, SendingRates
-from services.verifier.refusals import BLAME, CHECKS, Refusal, beyond_budget
+from services.verifier.border import Refusal
+from services.verifier.checks import CHECKS
+from services.verifier.fair_queue import MAX_WAITING, FairQueue, SendingRates, beyond_budget
 from services.verifier.swarm_reader import BURST_S
 from shared.config import NodeConfig
 
@@ -97,7 +98,7 @@ def test_what_was_in_the_stream_before_a_node_joined_is_no_flood_although_it_kno
 
 
 def test_surplus_is_nobodys_fault_and_a_check_of_the_border_like_the_others() -> None:
-    assert Refusal.SURPLUS not in BLAME
+    assert not Refusal.SURPLUS.blame
     (check,) = [check for check in CHECKS if check.refusal is Refusal.SURPLUS]
     assert check.blamed == "nobody"
 

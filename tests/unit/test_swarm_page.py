@@ -18,9 +18,8 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from services.generator.evaluation import eval_line
-from services.verifier.border import LocalModel
 from services.verifier.figures import Figures
-from services.verifier.sharing import Reports
+from services.verifier.sharing import LocalModel, Reports
 from services.verifier.swarm_reader import SwarmLink
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig

@@ -30,7 +30,7 @@ from services.trainer.gradient.rows import TextLogprob, TokenGroup
 from services.trainer.gradient.update import UpdateConfig, batch_logprobs, step_normaliser
 from services.trainer.learner import Learner
 from services.trainer.selection.intake import take_in
-from services.verifier.border import without_token_ids
+from services.verifier.episodes import without_token_ids
 from shared.contracts.codec import pack_logprobs
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.verifier.border import Candidate
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.border import Candidate, Refusal, Refused
 from services.verifier.service import VerifierService
 from services.verifier.trust import IDLE_S, Bans, KnownKeys, RosterKeys
 from shared.config import load_config

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 import zstandard
 
-from services.verifier.border import Border, Candidate
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.border import Border, Candidate, Refusal, Refused
 from shared.config import TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import MAX_VALUES, decode, decode_foreign, encode, pack_ids

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _PATH = re.compile(r"([\w.]*)[.:](\w+)")
-_CALLING = {"command", "callback", "field_validator", "model_validator"}
-"""Decorators that have what they decorate called: typer's and pydantic's."""
+_CALLING = {"command", "callback", "field_validator", "model_validator", "check"}
+"""Decorators that have what they decorate called: typer's, pydantic's and the border's."""
 
 
 @dataclass
