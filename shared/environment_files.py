@@ -44,8 +44,8 @@ schema of its `parameters`."""
 
 
 class EnvironmentSpec(NamedTuple):
-    """What a source's answers meet. `use`: an environment, which gives the reward too; else
-    `tools`, with the `verifier` that scores the last turn.
+    """The tools or environment of a source's answers. `use`: an environment, which gives the reward
+    too; else `tools`, with the `verifier` that scores the last turn.
     """
 
     use: str = ""
@@ -212,7 +212,7 @@ def _kind(node: ast.expr) -> dict[str, Any] | None:
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a function does, and of its arguments what is said under `Args:`."""
+    """A function's description, and the descriptions of its arguments under `Args:`."""
     before, _, after = text.partition("Args:")
     before = re.split(r"\n\s*(?:Returns|Raises):", before)[0]
     found = {}

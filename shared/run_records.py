@@ -200,7 +200,7 @@ def eval_report(node: str, line: Mapping[str, Any]) -> EvalReport | None:
 
 
 def reward_changes(scorers: Iterable[Any]) -> list[int]:
-    """How often the rewards had been changed before each step, by the `scorer` of its line in
+    """Count the changes of the rewards before each step, by the `scorer` of its line in
     `metrics.jsonl`. Mean rewards before and after a change cannot be compared, and those of a step
     that two rewards scored (null) with none of another scorer.
     """

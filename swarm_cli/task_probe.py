@@ -54,7 +54,7 @@ _GONE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """What was found out about task sources.
+    """Findings about task sources.
 
     problems: as `source_problems`, or one line if finding them took too long or too much memory.
     files: of sources that had no problem. rewards: what references earn, a line for each source

@@ -622,7 +622,7 @@ class BorderRules:
     local_only: Mapping[str, LocalOnly] = field(default_factory=lambda: VerifierChoice().local_only)
     """Datasets of which no foreign group is taken, and why."""
     turns_for: Callable[[TaskRef], EnvironmentSpec | None] = VerifierChoice().turns_for
-    """What the policy's turns meet in a task."""
+    """The tools or environment of a task."""
 
     @classmethod
     def of(cls, config: VerifierConfig, accept: Accept) -> BorderRules:

@@ -345,8 +345,8 @@ FEWEST_READ = 5
 
 
 class SendingRates:
-    """What new senders put into the stream, read or not. A node reads a random sample of the newest
-    messages, so a sender has about the same part of the stream as of what was read.
+    """Estimates what new senders put into the stream, read or not. A node reads a random sample of
+    the newest messages, so a sender has about the same part of the stream as of what was read.
     """
 
     def __init__(self, most_per_s: float) -> None:

@@ -153,7 +153,7 @@ class TaskSpec(Section):
 
     @property
     def turns(self) -> EnvironmentSpec | None:
-        """What the policy's turns meet; None for answers of one turn."""
+        """The tools or environment of the policy's turns; None for answers of one turn."""
         if self.environment:
             return EnvironmentSpec(self.environment, max_turns=self.max_turns)
         tools = tuple(TOOLS.get(use, use) for use in self.tools)

@@ -70,8 +70,8 @@ def render_prompt(tokenizer: Any, prompt: Sequence[PromptMessage], system_prompt
 
 
 def _tools_text(schemas: Sequence[Any]) -> str:
-    """What a model whose template has no place for tools is told of them, in front of a question.
-    It may call one as Python does.
+    """Describe tools, in front of a question, to a model whose template has no place for them. It
+    may call one as Python does.
     """
     lines = []
     for function in (schema["function"] for schema in schemas):

@@ -43,10 +43,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Environment(Protocol):
-    """What answers the turns of a task. Both functions are pure."""
+    """Answers the policy's turns in a task. Both functions are pure."""
 
     def reply(self, task: Item, turns: Sequence[str]) -> str | None:
-        """What it says to the newest of the policy's turns; None: the episode is over."""
+        """Answer the newest of the policy's turns; None: the episode is over."""
         ...
 
     def score(self, task: Item, turns: Sequence[str]) -> Any:

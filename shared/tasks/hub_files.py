@@ -152,7 +152,7 @@ class _HubData:
         return f', path = "{HUB}{self.name}/{found[0]}"' if len(found) == 1 else ""
 
     def asked(self, ask: Any) -> Any:
-        """What the hub's client returns. Raises FileSourceError."""
+        """Ask the hub's client. Raises FileSourceError."""
         try:
             import huggingface_hub as hub
         except ImportError:

@@ -218,7 +218,7 @@ class Judge:
         return await self._server.ask("POST", "/chat/completions", body, most_bytes=most, retry_s=pace)
 
     def _tokens(self, answer: dict[str, Any], text: str, reply: str) -> int:
-        """How many a request and its reply used."""
+        """Count those of a request and its reply."""
         usage = answer.get("usage")
         said = usage.get("total_tokens") if isinstance(usage, dict) else None
         return said if isinstance(said, int) and 0 < said < 2**40 else (len(text) + len(reply)) // _CHARS_PER_TOKEN + 1

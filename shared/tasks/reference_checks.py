@@ -439,8 +439,8 @@ def _any_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shape(task: Task) -> tuple[Any, ...]:
-    """What a reward may read otherwise than in another row: whether there are several messages, and
-    the columns with their types.
+    """Describe how a reward reads a row: whether there are several messages, and the columns with
+    their types.
     """
     rows = find_rows(task.ref.dataset)
     columns = {} if rows is None else rows.given_columns(task.ref.index, task.text)

@@ -41,8 +41,8 @@ def preload(names: Iterable[str]) -> None:
 def requests_of(
     item: Item, verifier: str, texts: Sequence[str | None], progress: Word, first_step: int, problems: list[str]
 ) -> list[list[Requests]] | None:
-    """What to ask a judge before `score_texts`; None if no judge is asked. Arguments and errors are
-    those of `score_texts`.
+    """List what to ask a judge before `score_texts`; None if no judge is asked. Arguments and
+    errors are those of `score_texts`.
     """
     if not has_rewards(verifier) or not (rewards := load_rewards(verifier)).is_judged:
         return None

@@ -89,7 +89,7 @@ class VerifierChoice:
         return spec.scorer_name if spec else DEFAULT_VERIFIER
 
     def turns_for(self, ref: TaskRef) -> EnvironmentSpec | None:
-        """What the policy's turns meet in a task; None for answers of one turn."""
+        """The tools or environment of a task; None for answers of one turn."""
         spec = self.spec_for(ref)
         return spec.turns if spec else None
 

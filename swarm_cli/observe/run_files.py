@@ -331,8 +331,8 @@ CHANCE_AT_LEAST = 0.02
 
 
 def set_chance(curve: SetCurve) -> float | None:
-    """How far above the base policy's the newest pass rate on a set may be by chance; None without
-    both.
+    """By how much the newest pass rate on a set may exceed the base policy's by chance; None
+    without both.
     """
     newest, base = curve.newest, curve.base
     if base is None or base is newest or newest.pass_rate is None or base.pass_rate is None:

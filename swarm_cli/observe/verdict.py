@@ -208,7 +208,7 @@ def _judged_alike(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Eval
 
 
 def _changed_words(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> str:
-    """That another reward was trained on from some step on; empty if none was."""
+    """Say from which step on another reward was trained on; empty if none was."""
     changes = reward_changes([step.get("scorer") for step in steps])
     if not any(changes):
         return ""
@@ -234,7 +234,7 @@ def _mean(evaluation: Evaluation) -> str:
 
 
 def _untrained(steps: Sequence[Mapping[str, Any]], counts: Mapping[tuple[str, str], int]) -> str:
-    """That unknown rewards left nothing to train on; empty if they did not."""
+    """Say if unknown rewards left nothing to train on; empty if they did not."""
     if steps or not counts:
         return ""
     if {cause for _, cause in counts} == {Mark.NOT_APPLICABLE.cause}:

@@ -188,7 +188,7 @@ def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Nor
 
 
 def divisor(configured: ConfiguredObjective, normaliser: Normaliser) -> float:
-    """What the objective divides a step by that grows with it: its tokens or its sequences."""
+    """Return what grows with a step and divides it: its tokens or its sequences."""
     return max(normaliser.tokens if configured.aggregated_by == "token_mean" else normaliser.sequences, 1)
 
 
