@@ -12,7 +12,7 @@ const STATES = {
   unstored: ["!", "Every process waits for the server", ""],
   emptied: ["!", "The server came back with an empty store", ""],
   empty: ["○", "No run here yet", "The server answers, but no node has written to it. Start a run in another terminal; it appears here within seconds."],
-  starting: ["◔", "Starting", "The processes are loading their models and evaluating the base policy before the first step. That takes about a minute."],
+  starting: ["◔", "Starting", "The processes are loading their models and evaluating the base policy before the first step. A toy needs a minute, a large model several."],
   running: ["●", "Running", ""],
   unread: ["?", "The nodes' state cannot be read", "They may be well. `swarm status` says why, and what to do."],
   finished: ["✓", "Finished", "Every node here has taken its steps."],
