@@ -4,6 +4,7 @@ adapters, or only its adapters, for peft; with a README.md from the checkpoint a
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,21 +129,26 @@ def _scores(evaluations: Sequence[EvalReport], step: int) -> list[str]:
     end = max(known)
     last = known[end]
     begin = min(version for version, report in known.items() if not incomparable(report, last))
+    only_base = end == 0 < step
     title, by_reward = ("Mean reward (no pass is defined)", True) if last.pass_rate is None else ("Pass rate", False)
 
     def row(name: str, first: EvalReport | TaskScore | None, newest: EvalReport | TaskScore) -> str:
         values = (None if score is None else score.mean_reward if by_reward else score.pass_rate for score in (first, newest))
-        return f"| {name} | {' | '.join('–' if value is None else f'{value:.3f}' for value in values)} |"
+        of_base, of_end = ("–" if value is None else f"{value:.3f}" for value in values)
+        return f"| {name} | {of_base} | {'not evaluated' if only_base else of_end} |"
 
     lines = [
         "",
         f"## {title} on {last.n} held-out questions, never trained on",
         "",
-        f"| task | version {begin}{' (base)' if begin == 0 else ''} | version {end}{' (this)' if end == step else ''} |",
+        f"| task | version {begin}{' (base)' if begin == 0 else ''} "
+        f"| version {step if only_base else end}{' (this)' if only_base or end == step else ''} |",
         "|---|---|---|",
         row("all", known[begin], last),
         *(row(visible(task, 64), known[begin].per_task.get(task), score) for task, score in sorted(last.per_task.items())),
     ]
+    if 0 < end < step:
+        lines += ["", f"This policy, version {step}, was not evaluated."]
     if 0 in known and (why := incomparable(known[0], last)):
         lines += ["", f"The base policy was evaluated {why}, so it is not shown."]
     return lines
@@ -219,7 +225,8 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
     Args:
         source: A run's folder of one node (`var/runs/<run>/<node>`) or one checkpoint's folder.
         out_dir: Must not exist, or be empty. It appears completely or not at all.
-        best: For a run, take the checkpoint nearest to the best held-out evaluation.
+        best: For a run, take the checkpoint nearest to the best held-out evaluation; the newest if
+            no checkpoint has one, with a note.
         dtype: Of the weights, a name in `DTYPES`; None: the one used for matrix products.
 
     Raises:
@@ -276,7 +283,11 @@ def _chosen_checkpoint(source: Path, best: bool) -> tuple[Checkpoint, tuple[str,
     if best:
         evaluation = _best(source, store)
         if evaluation is None:
-            raise CheckpointError(f"none of the checkpoints of {source} has an evaluation: export the newest one, without --best")
+            newest, told = _newest(source, store)
+            return newest, (
+                *told,
+                f"no checkpoint has an evaluation, so this is the newest; `swarm eval {shlex.quote(str(source))}` evaluates it",
+            )
         if evaluation.step not in (there := store.steps()):
             others = f"there are those of steps {', '.join(map(str, there))}" if there else "there is none"
             raise CheckpointError(
@@ -285,6 +296,10 @@ def _chosen_checkpoint(source: Path, best: bool) -> tuple[Checkpoint, tuple[str,
             )
         checkpoint = store.read(evaluation.step)
         return checkpoint, (*_foreign_owner(source, checkpoint), *_worse_than_base(source, evaluation))
+    return _newest(source, store)
+
+
+def _newest(source: Path, store: CheckpointStore) -> tuple[Checkpoint, tuple[str, ...]]:
     newest, broken = store.newest()
     if newest is None:
         raise CheckpointError(f"{source} has no checkpoint: give a run's folder such as var/runs/<run>/<node> after its first one")

@@ -85,8 +85,8 @@ def test_an_export_tells_its_step_a_broken_newer_checkpoint_another_node_and_a_b
 def test_the_last_evaluation_which_comes_after_the_trainer_has_ended_counts_for_the_best(tmp_path: Path) -> None:
     model = random_policy(0, tied=False)
     node = trained(tmp_path / "monday" / "alpha", write_model_folder(tmp_path / "little", model), trainable_tensors(model))
-    with pytest.raises(CheckpointError, match="none of the checkpoints .* without --best"):
-        export_policy(node, tmp_path / "none", best=True)
+    unjudged = export_policy(node, tmp_path / "none", best=True)
+    assert unjudged.step == 1 and f"swarm eval {node}" in unjudged.notes[-1], "nothing was evaluated, so the newest is written"
     measure = {"held_out": "a" * 64, "scorer": "b" * 64, "pass_rule": "c" * 64}
     lines = [
         {"policy_version": version, "n": 8, "pass_rate": rate, **measure} for version, rate in ((0, 0.25), (1, 0.5), (7, 0.75))
@@ -122,6 +122,19 @@ def test_a_base_of_the_hub_is_named_with_its_commit_and_a_run_without_evaluation
     assert card.startswith("---\nlibrary_name: peft\nbase_model: some/model\n")
     assert f"some/model at commit {'a' * 40}" in card
     assert "No held-out evaluation" in card
+
+
+def test_a_card_of_a_policy_that_was_not_evaluated_says_so_beside_the_base_s_score() -> None:
+    model = TrainedModel(model_path="some/model", dtype="bfloat16", lora_rank=0, lora_alpha=16.0, lora_target_modules="all-linear")
+
+    def card_after(*versions: int) -> str:
+        lines = [{"policy_version": version, "n": 8, "pass_rate": 0.125 * (version + 1)} for version in versions]
+        reports = [report for line in lines if (report := eval_report("alpha", line))]
+        return model_card(model, 7, evaluations=reports, steps=[], origin="run, node alpha", dtype="float32", adapter=False)
+
+    assert "| task | version 0 (base) | version 7 (this) |" in card_after(0) and "| all | 0.125 | not evaluated |" in card_after(0)
+    assert "| version 5 |" in card_after(0, 5) and "version 7, was not evaluated" in card_after(0, 5)
+    assert "not evaluated" not in card_after(0, 7)
 
 
 def test_a_card_shows_no_base_score_by_another_reward_and_says_so() -> None:
