@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 
 from services.generator.engines.base import Engine, EngineAway, EngineError, FinishReason, Sample, SamplingParams
 from shared.contracts.codec import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
-from shared.contracts.status_figures import STARTING
+from shared.contracts.status_figures import GENERATING, STARTING
 from shared.registry import ENGINES
 from shared.runtime import ServiceContext
 from shared.runtime.exits import FatalError
@@ -113,6 +113,6 @@ class ServerWait:
                 await asyncio.sleep(_PAUSE_S)
             else:
                 if told_at is not None:
-                    self._context.status.state("generating" if self._context.ready else STARTING)
+                    self._context.status.state(GENERATING if self._context.ready else STARTING)
                     self._context.log.info("engine_back")
                 return result

@@ -16,6 +16,7 @@ from services.generator.tasks import PromptedTask
 from shared.cancelling import together
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import ROLLOUT_ID_HEADER, Completion, RolloutGroup, Sampling, rollout_id_of
+from shared.contracts.status_figures import GENERATING
 from shared.contracts.subjects import node_rollouts, node_rollouts_stream
 from shared.contracts.wire import ModelIdentity
 from shared.runtime import ServiceContext
@@ -112,7 +113,7 @@ class GroupPublisher:
                 raise
             else:
                 break
-        self._context.status.state("generating")
+        self._context.status.state(GENERATING)
         self._figures.publish.stored(time.monotonic() - started, len(payload))
         self._context.log.info(
             "rollouts_published",

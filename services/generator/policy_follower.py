@@ -2,7 +2,7 @@
 them, and reads the version back.
 
 If a swap fails or exceeds its deadline, the old policy stays in use, and the swap is counted and
-retried.
+retried. Each further try may take twice as long as the one before it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyPointer, PolicyRefusal
+from shared.contracts.status_figures import GENERATING, LOADING_POLICY
 from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.policy_store import PolicyDamagedError, PolicyStoreError, open_policy_store
@@ -25,6 +26,8 @@ from shared.transport.base import TransportError
 
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _LONGEST_REASON = 1000
+_LONGEST = 32
+"""Times its deadline that a load may take at most: a machine that is slower is not only busy."""
 
 
 class PolicyFollower:
@@ -73,7 +76,7 @@ class PolicyFollower:
                 changed.clear()
                 failures = 0
                 while newest is not None and not self._answers(newest):
-                    if await self._load(newest, again=failures > 0):
+                    if await self._load(newest, failures):
                         failures = 0
                     else:
                         await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
@@ -100,24 +103,33 @@ class PolicyFollower:
             return pointer.version == self._engine.policy_version == 0
         return (pointer.version, pointer.sha256) == (self._engine.policy_version, self.loaded.sha256)
 
-    async def _load(self, pointer: PolicyPointer, *, again: bool) -> bool:
+    async def _load(self, pointer: PolicyPointer, failures: int) -> bool:
+        """Load a policy after so many tries of it have failed. Returns whether it is in use."""
         started = time.monotonic()
+        timeout_s = self._timeout_s * min(2**failures, _LONGEST)
         log = self._context.log.bind(policy_version=pointer.version)
         had = self._engine.policy_version
+        if self.loaded is None or failures:
+            self._context.status.state(_loading(pointer.version, failures))
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 weights = await self._store.fetch(pointer, self._folder)
-            left_s = self._timeout_s - (time.monotonic() - started)
+            left_s = timeout_s - (time.monotonic() - started)
             async with self.swaps, self._engine.turn(), asyncio.timeout(left_s):
                 await self._engine.load_policy(weights, pointer.version)
         except (PolicyStoreError, PolicyLoadError, TimeoutError, OSError) as error:
             # The deadline may pass when everything is done but the return; then the policy is
             # loaded.
             if not self._engine.policy_version == pointer.version != had:
-                reason = str(error) or f"not done within {self._timeout_s:.0f} s"
-                log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version)
+                late = isinstance(error, TimeoutError)
+                reason = str(error) or f"not done within {timeout_s:.0f} s"
+                remedy = {
+                    "remedy": f"wait: the next try has longer, up to {_LONGEST * self._timeout_s:.0f} s; or free this machine"
+                }
+                log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version, **(remedy if late else {}))
                 self._figures.policy_load_failed()
-                if again and isinstance(error, PolicyDamagedError):
+                self._context.status.state(_loading(pointer.version, failures + 1))
+                if failures and isinstance(error, PolicyDamagedError):
                     await self._tell(pointer, reason)
                 return False
         if self._engine.policy_version != pointer.version:
@@ -129,6 +141,7 @@ class PolicyFollower:
         seconds = time.monotonic() - started
         self._figures.policy_loaded(pointer.version, seconds)
         self._loaded.set()
+        self._context.status.state(GENERATING)
         log.debug("policy_loaded", seconds=round(seconds, 4))
         return True
 
@@ -143,6 +156,12 @@ class PolicyFollower:
             await self._context.node.kv.put(self._bucket, POLICY_REFUSED_KEY, encode(refusal))
         except TransportError as error:
             self._context.log.warning("policy_refusal_not_told", reason=str(error), consequence="tried again")
+
+
+def _loading(version: int, failures: int) -> str:
+    """State of a generator that loads this policy, after so many failed tries."""
+    tried = f", tried {failures} time{'s' if failures > 1 else ''}" if failures else ""
+    return f"{LOADING_POLICY} {version}{tried}"
 
 
 def _forget_others(folder: Path, keep: Path) -> None:

@@ -34,7 +34,7 @@ from shared.config.task_sections import EvalSet
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
 from shared.contracts.messages import Task
-from shared.contracts.status_figures import EVALUATING_BASE
+from shared.contracts.status_figures import EVALUATING_BASE, GENERATING
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError, ModelIdentity
 from shared.device_turns import device_turns
@@ -161,7 +161,7 @@ class GeneratorService:
             "generating", engine=self._engine.name, model=self._model.name, calls=calls, held_out_tasks=len(self._held_out.tasks)
         )
         context.mark_ready()
-        context.status.state("generating")
+        context.status.state(GENERATING)
         self._figures.policy(self._engine.policy_version)
         await run_until_stopped(
             context.stopping,

@@ -179,7 +179,7 @@ def up(
         )
         outcome = with_unsaved(outcome, folder, layout)
         write_end(folder, outcome.code, outcome.first)
-    explain_end(outcome, node_config, layout)
+    explain_end(outcome, node_config, layout, given.steps)
     raise typer.Exit(outcome.code)
 
 
@@ -374,9 +374,11 @@ def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
     return {"SWARM_NATS__SWARM_ID": config.node.run}
 
 
-def make_command(config: NodeConfig, layout: Layout) -> str:
-    """The command with make that starts the same nodes on the same ports, from any folder."""
-    flags = " ".join(start_options(config, replace(layout, nodes=usual_nodes(config))).words())
+def make_command(config: NodeConfig, layout: Layout, steps: int | None = None) -> str:
+    """The command with make that starts the same nodes on the same ports, from any folder.
+    steps: as given.
+    """
+    flags = " ".join(start_options(config, replace(layout, nodes=usual_nodes(config)), steps).words())
     nodes = f" NODES={layout.nodes}" if layout.nodes != usual_nodes(config) else ""
     return f"make run RUN={shlex.quote(config.node.run)}{nodes}" + (f" UP_FLAGS={shlex.quote(flags)}" if flags else "")
 
@@ -448,8 +450,10 @@ def with_unsaved(outcome: Outcome, folder: Path, layout: Layout) -> Outcome:
     return Outcome(EXIT_UNSAVED, f"{unsaved[0]}-trainer") if unsaved else outcome
 
 
-def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
-    """Print the run's results and how to continue it, or which process ended it and why."""
+def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout, steps: int | None = None) -> None:
+    """Print the run's results and how to continue it, or which process ended it and why.
+    steps: as given.
+    """
     run, folder = config.node.run, run_folder(config)
     if outcome.first is None or outcome.code == EXIT_UNSAVED:
         # For a run that completed its steps the progress view has printed the verdict already.
@@ -457,7 +461,7 @@ def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
             note(line)
         unsaved = f"{outcome.first} could not save its last policy (exit code {EXIT_UNSAVED})"
         note(f"{unsaved if outcome.code == EXIT_UNSAVED else 'stopped'}. To continue it or draw its curves:")
-        note(f"  {start_options(config, layout).command(run)}    ({make_command(config, layout)})")
+        note(f"  {start_options(config, layout, steps).command(run)}    ({make_command(config, layout, steps)})")
         note(f"  swarm plot {run}{where_runs_are(config)}    (make plot RUN={run})")
         return
     if outcome.code == 0:

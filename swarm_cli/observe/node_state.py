@@ -13,6 +13,7 @@ from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, Policy
 from shared.contracts.status_figures import (
     EVALUATING_BASE,
     FIRST_GROUPS,
+    LOADING_POLICY,
     STARTING,
     STATUS_INTERVAL_S,
     STOPPED,
@@ -44,7 +45,7 @@ NONE_TAKEN_S = 120.0
 FEW_REFUSED = 16
 """Of a sender that makes a group in minutes, a few may be refused in succession."""
 STILL_SENT_S = 60.0
-_WAITING = ("waiting", "held back")
+_WAITING = ("waiting", "held back", LOADING_POLICY)
 """How the state of a process begins that says that it does no work now."""
 UNEXAMINED = {"surplus": " (never examined)"}
 
@@ -692,6 +693,8 @@ class NodeState:
         trainer, generator = self._current(self.alive("trainer")[0]), self.alive("generator")[0].state
         if trainer == FIRST_GROUPS and generator in _BEFORE_FIRST_GROUPS:
             return f"starting: {_BEFORE_FIRST_GROUPS[generator]}"
+        if generator.startswith(LOADING_POLICY):
+            trainer = f"generator: {generator}"
         if self.step == 0 and trainer != "training" and not self.finished:
             return f"starting: {'the trainer loads the model' if trainer == STARTING else trainer}"
         return ", ".join(filter(None, (trainer, self.none_taken, self.unwritten)))

@@ -56,7 +56,7 @@ class Generator:
         log = structlog.wrap_logger(None, processors=[self._keep], wrapper_class=structlog.BoundLogger)
         self.events: list[str] = []
         context = ServiceContext(config, "generator", "0", transport, log, CollectorRegistry(), board, stopping)
-        self.engine = engine
+        self.engine, self.board = engine, board
         self.follower = PolicyFollower(context, config, engine, Figures(context.registry, context.status, ()))
 
     def _keep(self, _logger: object, _method: str, event: dict[str, str]) -> dict[str, str]:
@@ -222,6 +222,42 @@ class SlowLoad(TransformersEngine):
     async def load_policy(self, weights_file: Path, version: int) -> None:
         await super().load_policy(weights_file, version)
         await asyncio.sleep(self.waits_s)
+
+
+class LateLoad(SlowLoad):
+    """Its first load of a policy begins late, as on a busy machine."""
+
+    async def load_policy(self, weights_file: Path, version: int) -> None:
+        await asyncio.sleep(self.waits_s)
+        await super(SlowLoad, self).load_policy(weights_file, version)
+
+
+async def test_a_load_that_takes_longer_than_its_deadline_gets_twice_as_long_and_the_state_says_so(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
+) -> None:
+    """Or a generator on a busy machine would begin anew for ever, and be said to be generating."""
+    config = with_constants(configured(model, tmp_path), generator={"policy_load_timeout_s": 1.0})
+    await set_up(transport, [mixed_batch(tokenizer, 1)])
+    life = Life(config, transport)
+    await published(transport, life, 1)
+    engine = LateLoad(config.model.path, device="cpu", threads=1)
+    engine.waits_s = 2.5
+    await engine.start()
+    generator = Generator(config, transport, engine)
+    states: list[str] = []
+
+    def done() -> bool:
+        states.append(generator.board.snapshot().state)
+        return generator.has(1) and "policy_loaded" in generator.events
+
+    async with generator.following():
+        await life.until(done)
+    assert generator.events == ["policy_swap_failed", "policy_swap_failed", "policy_loaded"], "1 s, 2 s and 4 s"
+    seen = list(dict.fromkeys(states))
+    loading = "loading policy version 1"
+    assert {loading, f"{loading}, tried 1 time", f"{loading}, tried 2 times", "generating"} <= set(seen), seen
+    await engine.close()
+    await life.stop()
 
 
 @pytest.mark.parametrize("in_turns", [False, True])

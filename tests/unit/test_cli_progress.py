@@ -10,7 +10,7 @@ from msgspec import structs
 
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, LeaseRecord, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.status_figures import EVALUATING_BASE, FIRST_GROUPS, STARTING, STOPPED
+from shared.contracts.status_figures import EVALUATING_BASE, FIRST_GROUPS, LOADING_POLICY, STARTING, STOPPED
 from shared.roles import ROLES
 from shared.transport.base import KvEntry
 from swarm_cli.dashboard.page_state import swarm_object
@@ -164,6 +164,13 @@ def test_a_node_before_its_first_step_says_what_it_does_and_not_that_it_trains()
     assert said(STARTING, STARTING) == "starting: the trainer loads the model"
     assert said("generating", FIRST_GROUPS) == "starting: waiting for the first groups"
     assert said("generating", "training") == "training"
+
+
+def test_a_node_whose_generator_cannot_load_its_policy_says_so_and_not_that_it_trains() -> None:
+    states = {"generator": f"{LOADING_POLICY} 8, tried 2 times", "trainer": FIRST_GROUPS}
+    node = view(8, statuses=tuple(status(role, state=states.get(role, "working")) for role in ROLES))
+    assert node.words == "generator: loading policy version 8, tried 2 times"
+    assert node.role_words("generator") == "loading policy version 8, tried 2 times"
 
 
 def test_a_trainer_that_has_taken_steps_does_not_wait_for_the_first_groups() -> None:

@@ -24,7 +24,8 @@ from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.up import announce, make_command, note_of, note_run, start_options
+from swarm_cli.local.supervisor import Outcome
+from swarm_cli.local.up import announce, explain_end, make_command, note_of, note_run, start_options
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, NOTE, RunNote, StartOptions, read_note, write_note
 from swarm_cli.target import default_target, running_elsewhere
@@ -112,6 +113,14 @@ def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_p
         *("--nodes", "1", "--name", "gamma"),
         *("--config", os.path.abspath("my node.toml"), "--nats-url", "nats://hub:4222"),
     ]
+
+
+def test_a_run_that_was_stopped_names_the_command_with_the_steps_that_it_was_given(
+    var_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explain_end(Outcome(0, None), configured(), Layout(config=shown(DEMO_CONFIG)), 40)
+    said = capsys.readouterr().err
+    assert said.count("--steps 40") == 2, said
 
 
 def test_a_runs_note_has_its_options_and_one_of_another_version_has_none(var_dir: Path) -> None:
