@@ -31,7 +31,7 @@ ROWS = {
     "verifier-scoring": ("benchmarks.verifier", 120),
     "verifier-scoring-one": ("benchmarks.verifier", 120),
     "verifier-service": ("benchmarks.verifier", 180),
-    "verifier-turns": ("benchmarks.turns", 240),
+    "verifier-turns": ("benchmarks.turns", 400),
     "policy-small": ("benchmarks.policy", 120),
     "policy-60mb": ("benchmarks.policy", 180),
     "policy-delta": ("benchmarks.policy", 240),
