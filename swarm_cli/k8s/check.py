@@ -91,7 +91,7 @@ def check(
         found = [*image_findings(objects), *namespace_findings(objects), *configuration_findings(objects, apart)]
     asked = _context(context) if cluster else ""
     if asked:
-        found += cluster_findings(objects, read_cluster(objects.namespace, asked))
+        found += cluster_findings(objects, read_cluster(objects.namespace, asked, monitored=bool(objects.with_kind(*_SELECTORS))))
     for each in sorted(found, key=lambda finding: not finding.stops):
         say(str(each))
     stopping = sum(each.stops for each in found)
@@ -235,12 +235,36 @@ def cluster_findings(overlay: Overlay, cluster: Cluster) -> list[Finding]:
         *_missing_classes(overlay, cluster),
         *_refused_by_quotas(overlay, cluster),
         *_network_storage(overlay, cluster),
+        *_unseen_by_prometheus(overlay, cluster),
         *_unreachable_dns(overlay, cluster),
         *(
             Finding(False, f"{kind} could not be read ({why}), so they were not checked", "ask for the right to list them")
             for kind, why in sorted(cluster.unread.items())
         ),
     ]
+
+
+_SELECTORS = {"PrometheusRule": "ruleSelector", "PodMonitor": "podMonitorSelector"}
+
+
+def _unseen_by_prometheus(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Rules and monitors that every Prometheus of the operator selects by a label that they lack:
+    no alert would ever fire, and nothing says so.
+    """
+    servers = cluster.objects.get("prometheuses", ())
+    for kind, field_name in _SELECTORS.items():
+        selectors = [each.get("spec", {}).get(field_name) for each in servers]
+        wanted = [found.get("matchLabels", {}) for found in selectors if found is not None]
+        unseen = [
+            str(each["metadata"]["name"])
+            for each in overlay.with_kind(kind)
+            if not any((each["metadata"].get("labels") or {}).items() >= labels.items() for labels in wanted)
+        ]
+        if servers and unseen:
+            labels = next(({**each} for each in wanted if each), {})
+            pairs = ", ".join(f"{name}: {value}" for name, value in labels.items())
+            remedy = f"add `labels: [{{pairs: {{{pairs}}}}}]` to the overlay" if pairs else f"set {field_name} of a Prometheus"
+            yield Finding(False, f"no Prometheus here selects {kind} {listed(unseen, 3)}", remedy)
 
 
 _CLASSES = (
@@ -361,7 +385,7 @@ _DNS = "DNS pods"
 _DNS_LABELS = ("k8s-app in (kube-dns,coredns,node-local-dns)", "dns.operator.openshift.io/daemonset-dns")
 
 
-def read_cluster(namespace: str, context: str) -> Cluster:
+def read_cluster(namespace: str, context: str, *, monitored: bool = False) -> Cluster:
     """Read what the rules need; the kinds that this user may not read are in `unread`.
 
     Raises:
@@ -383,6 +407,7 @@ def read_cluster(namespace: str, context: str) -> Cluster:
     for kind, *question in (
         ("resourcequotas", "resourcequotas", "--namespace", namespace),
         ("storageclasses", "storageclasses"),
+        *((("prometheuses", "prometheuses.monitoring.coreos.com", "--all-namespaces"),) if monitored else ()),
         *((_DNS, "pods", "--all-namespaces", "--selector", label) for label in _DNS_LABELS),
     ):
         done = _kubectl("get", *question, "--output", "json", *where)

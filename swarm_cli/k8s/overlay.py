@@ -122,9 +122,9 @@ class Overlay:
         """The names of its nodes."""
         return sorted({name for each in self.workloads() if (name := str(each.labels.get(NODE_LABEL, "")))})
 
-    def with_kind(self, kind: str) -> list[Object]:
-        """Objects of one kind."""
-        return [each for each in self.objects if each["kind"] == kind]
+    def with_kind(self, *kinds: str) -> list[Object]:
+        """Objects of these kinds."""
+        return [each for each in self.objects if each["kind"] in kinds]
 
     def workloads(self) -> list[Workload]:
         """All objects that make pods."""

@@ -193,3 +193,15 @@ def test_a_cluster_that_does_not_answer_and_an_overlay_that_is_none_are_sentence
     done = run(tmp_path, {}, str(tmp_path / "some.yaml"))
     assert done.returncode == 1 and "does not hold only Kubernetes objects" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_rules_that_no_prometheus_of_the_cluster_selects_are_named_with_the_label_to_add() -> None:
+    def findings(*selectors: dict[str, Any]) -> list[str]:
+        servers = [{"metadata": {"name": "p"}, "spec": {"ruleSelector": each, "podMonitorSelector": {}}} for each in selectors]
+        cluster = Cluster({}, {"prometheuses": servers, "DNS pods": [dns_pod()]})
+        return [str(each) for each in cluster_findings(Overlay(overlay_of("cluster-watched")), cluster) if "selects" in str(each)]
+
+    release = {"matchLabels": {"release": "kube-prometheus-stack"}}
+    (found,) = findings(release)
+    assert "PrometheusRule swarm" in found and "release: kube-prometheus-stack" in found
+    assert findings(release, {}) == [] == findings()
