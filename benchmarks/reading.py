@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.measuring import Result, say
 from benchmarks.waiting import free_ports
 from benchmarks.workload import node_config, running_server
-from services.verifier.sharing import message_id, sign
+from services.verifier.sharing import Content, message_id, sign
 from shared.config import load_config
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
@@ -255,7 +255,7 @@ async def crowd(url: str, swarm_id: str, identities: int, per_s: float, seconds:
             policy_version=1,
             sampling=Sampling(max_new_tokens=config.generator.max_new_tokens),
         )
-        signed = sign(group, keys[number], share_tokens=True, swarm_id=swarm_id)
+        signed = sign(group, keys[number], Content(), swarm_id=swarm_id)
         await plane.publish(
             subjects.rollouts(group.node),
             encode(signed),

@@ -22,7 +22,7 @@ from services.verifier.episodes import without_token_ids
 from services.verifier.fair_queue import FairQueue
 from services.verifier.reputation import apply_findings
 from services.verifier.rewards import foreign_rewards
-from services.verifier.sharing import sign
+from services.verifier.sharing import WHOLE, Content, sign
 from services.verifier.swarm_reader import BURST_S
 from services.verifier.trust import Trust
 from shared.config import NodeConfig
@@ -75,7 +75,9 @@ def node_key(name: str, seed: int) -> SigningKey:
 
 def swarm_message(group: RolloutGroup, key: SigningKey, config: NodeConfig) -> SwarmMessage:
     """The message in which a node shares the group."""
-    signed = sign(group, key, share_tokens=config.verifier.share_tokens, swarm_id=config.nats.swarm_id)
+    # Nodes of a study may weigh others' text, so that they are sent all that can be.
+    content = WHOLE if config.verifier.share_tokens else Content("text")
+    signed = sign(group, key, content, swarm_id=config.nats.swarm_id)
     return SwarmMessage(group.node, subjects.rollouts(group.node), encode(signed))
 
 

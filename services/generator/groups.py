@@ -5,23 +5,49 @@ the generator down when it is full.
 from __future__ import annotations
 
 import asyncio
+import copy
+import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
 from shared.cancelling import together
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import ROLLOUT_ID_HEADER, Completion, RolloutGroup, Sampling, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, Completion, RolloutGroup, Sampling, pieces, rollout_id_of
 from shared.contracts.status_figures import GENERATING
 from shared.contracts.subjects import node_rollouts, node_rollouts_stream
 from shared.contracts.wire import ModelIdentity
+from shared.model.prompts import AnswerTokens
 from shared.runtime import ServiceContext
 from shared.seeds import number_from
 from shared.transport.base import NotConnected, StreamFull, TransportError
+
+
+class Canonical:
+    """Compares samples' tokens with those that their texts are encoded to. May be called from any
+    thread.
+    """
+
+    def __init__(self, tokenizer: Any, end_token_ids: Sequence[int]) -> None:
+        # A call sets options of the tokenizer, so that no two threads may share one.
+        self._tokens = AnswerTokens(copy.deepcopy(tokenizer), end_token_ids, len(tokenizer))
+        self._lock = threading.Lock()
+
+    def matches(self, sample: Sample) -> bool:
+        """Check whether every receiver with this tokenizer gets the sample's tokens by encoding its
+        text, turn by turn.
+        """
+        turns, ends = sample.turns, sample.turn_tokens or (len(sample.token_ids),)
+        with self._lock:
+            for number, (turn, ids) in enumerate(zip(turns, pieces(list(sample.token_ids), ends), strict=True), 1):
+                if self._tokens.encode(turn, ended=number < len(turns) or sample.finish_reason == "stop") != ids:
+                    return False
+        return True
 
 
 def rollout_group(
@@ -33,11 +59,16 @@ def rollout_group(
     model: ModelIdentity,
     params: SamplingParams,
     created_at: float,
+    canonical: Canonical | None = None,
 ) -> RolloutGroup:
     """The group of all `samples` of one task. Its version is the oldest that sampled any of
-    them.
+    them. `canonical`: None: it stays unknown whether their texts give their tokens.
     """
     turns = prompted.turns
+
+    def is_canonical(sample: Sample) -> bool | UnsetType:
+        return UNSET if canonical is None or sample.logprobs is None else canonical.matches(sample)
+
     return RolloutGroup(
         node=node,
         created_at=created_at,
@@ -54,6 +85,7 @@ def rollout_group(
                 behaviour_logprobs=None if sample.logprobs is None else pack_logprobs(sample.logprobs),
                 turn_tokens=pack_ids(sample.turn_tokens) if sample.turn_tokens else None,
                 turn_chars=pack_ids(sample.turn_chars) if sample.turn_chars else None,
+                canonical=is_canonical(sample),
             )
             for sample in samples
         ],

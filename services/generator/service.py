@@ -14,7 +14,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from pathlib import Path
 
 from services.generator.engine_calls import ServerWait, calls_of
@@ -24,7 +24,7 @@ from services.generator.episodes import Episodes
 from services.generator.evaluation import Evaluator
 from services.generator.evaluation_sets import AskedSet, SetEvaluator
 from services.generator.figures import Figures
-from services.generator.groups import GroupPublisher, call_seed, rollout_group
+from services.generator.groups import Canonical, GroupPublisher, call_seed, rollout_group
 from services.generator.ledger import DrawLedger, consumed_with_moving_i
 from services.generator.policy_follower import PolicyFollower
 from services.generator.tasks import PromptedTask, Prompter
@@ -33,13 +33,14 @@ from shared.config import NodeConfig, TaskSpec, rewards_id
 from shared.config.task_sections import EvalSet
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
-from shared.contracts.messages import Task
+from shared.contracts.messages import RolloutGroup, Task
 from shared.contracts.status_figures import EVALUATING_BASE, GENERATING
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError, ModelIdentity
 from shared.device_turns import device_turns
+from shared.model.configuration import ModelLoadError
 from shared.model.prompts import tokenizer_hash
-from shared.model.reading import load_tokenizer, model_max_length
+from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 from shared.openai_server import server_key
 from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, BoundedLines, read_bounded
 from shared.runtime import FatalError, ServiceContext
@@ -76,6 +77,9 @@ class GeneratorService:
         self._prompter = Prompter(config, tokenizer, max_length, self._held_out)
         self._params = SamplingParams.of(generator)
         self._engine = _engine_of(config, max_length)
+        self._canonical: Canonical | None = None
+        with suppress(ModelLoadError):  # the engine tells it as it starts
+            self._canonical = Canonical(tokenizer, end_tokens(config.model, tokenizer))
         try:
             self._episodes = Episodes(self._engine, config, config.tasks)
         except WrongSetting as error:
@@ -250,11 +254,24 @@ class GeneratorService:
         samples, seconds = await self._server.answer(lambda: self._timed_samples(prompted, lease))
         config = self._config
         now = time.time()
-        groups = [
-            rollout_group(task, answers, node=config.node.id, draw=draw, model=self._model, params=self._params, created_at=now)
-            for draw, task, answers in zip(draws, prompted, samples, strict=True)
-            if answers
-        ]
+
+        def made() -> list[RolloutGroup]:
+            return [
+                rollout_group(
+                    task,
+                    answers,
+                    node=config.node.id,
+                    draw=draw,
+                    model=self._model,
+                    params=self._params,
+                    created_at=now,
+                    canonical=self._canonical,
+                )
+                for draw, task, answers in zip(draws, prompted, samples, strict=True)
+                if answers
+            ]
+
+        groups = await asyncio.to_thread(made)  # encoding long answers takes a while
         self._figures.left_out(len(prompted) - len(groups))
         if groups:
             self._figures.generated(groups, seconds)

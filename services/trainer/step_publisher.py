@@ -16,7 +16,9 @@ from msgspec import structs
 from services.trainer.batch_log import BatchLog
 from services.trainer.checkpoint import CheckpointStore, PolicyVersion, TrainedModel, evaluation_measure
 from services.trainer.figures import TrainerGauges
+from services.trainer.gradient.importance import uses_foreign_logprobs
 from services.trainer.learner import Learner, TorchThread
+from services.trainer.objectives.config import configured_objective
 from services.trainer.selection.left_out import Findings
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
@@ -344,6 +346,7 @@ class StepPublisher:
         self.findings = Findings(node)
         self._confirmed: int | None = None
         self._announced: TrainerPosition | None = None
+        self._foreign_logprobs = uses_foreign_logprobs(config.trainer, configured_objective(config).objective)
         self._warned_of_rounding = False
 
     async def begin(self) -> None:
@@ -464,7 +467,7 @@ class StepPublisher:
         await self._torch.run(lambda: write_tensors(self._learner.policy(), file, self._learner.policy_metadata))
 
     async def _announce(self, finished: bool = False) -> None:
-        position = self.policy.position(finished=finished)
+        position = structs.replace(self.policy.position(finished=finished), foreign_logprobs=self._foreign_logprobs)
         if position != self._announced:
             await self._context.node.kv.put(self._bucket, TRAINER_KEY, encode(position))
             self._announced = position

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -300,17 +301,18 @@ class Border:
             return Refused(Refusal.REPLAYED, sender, _SEEN.format(body_id))
         if not (yield from _apart(lambda: _is_signed(envelope))):
             return Refused(Refusal.SIGNATURE, sender, "the signature is not by the key that the message names")
+        work = partial if envelope.encoding == "none" else Unpacking
         group: RolloutGroup | None = None
         made: GroupPrint | None = None
         costly = False
         problem = self.key_problem(envelope.public_key, now_s)
         if problem is None:
-            group, problem = yield from _apart(lambda: self._decoded(envelope))
+            group, problem = yield from _apart(work(self._decoded, envelope))
         if group is not None:
             claim = Claim(sender, envelope, group, now_s)
             problem = self._first_problem(Stage.BODY, claim)
             if problem is None:
-                found = yield from _apart(lambda: self._content(claim))
+                found = yield from _apart(work(self._content, claim))
                 made, problem = (found, None) if isinstance(found, GroupPrint) else (None, found)
                 costly = True
         if problem is not None and self._was_seen(envelope.public_key, body_id):  # while these same bytes were looked at
@@ -581,6 +583,10 @@ class Border:
         name = sender if sender is not None and self._trust.key_of(sender) in {key, None} else ""
         quarantined_s = self.reputation.blame(key, name, reason, now_s, part)
         return Refused(reason, sender, detail, blamed=key, quarantined_s=quarantined_s)
+
+
+class Unpacking(partial[T]):
+    """Work on a group that may be a thousand times as large as its message."""
 
 
 def _apart(work: Callable[[], T]) -> Generator[Callable[[], Any], Any, T]:

@@ -5,6 +5,7 @@ several turns, as the verifier plays them again: for the scorers, the border and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -76,5 +77,6 @@ def without_token_ids(group: RolloutGroup) -> RolloutGroup:
 
 def without_tokens(group: RolloutGroup) -> RolloutGroup:
     """The group with its texts only."""
-    completions = [msgspec.structs.replace(each, token_ids=None, behaviour_logprobs=None) for each in group.completions]
+    bare: dict[str, Any] = {"token_ids": None, "behaviour_logprobs": None, "canonical": UNSET}
+    completions = [msgspec.structs.replace(each, **bare) for each in group.completions]
     return msgspec.structs.replace(group, completions=completions, prompt_ids=None)

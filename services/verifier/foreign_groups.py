@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from services.verifier.border import Border, Candidate, Refusal, Refused
+from services.verifier.border import Border, Candidate, Refusal, Refused, Unpacking
 from services.verifier.episodes import answers_of, with_replies, without_token_ids
 from services.verifier.fair_queue import (
     IN_WORK_PER_SENDER,
@@ -357,7 +357,8 @@ class Examiner:
             except StopIteration as done:
                 verdict: Candidate | Refused = done.value
                 return verdict
-            result = work() if len(payload) <= AT_ONCE_BYTES else await self._apart(work)
+            at_once = len(payload) <= AT_ONCE_BYTES and not isinstance(work, Unpacking)
+            result = work() if at_once else await self._apart(work)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

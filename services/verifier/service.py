@@ -5,6 +5,7 @@ loops.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from services.verifier.local_groups import LocalOutcomes, LocalScorer
 from services.verifier.refused_messages import RefusedRecord
 from services.verifier.rewards import RewardKnowledge
 from services.verifier.sender_watch import SenderWatch
-from services.verifier.sharing import LocalModel, Outbox, Reports
+from services.verifier.sharing import Audience, LocalModel, Outbox, Reports
 from services.verifier.swarm_reader import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared.cancelling import run_until_stopped
@@ -97,12 +98,22 @@ class VerifierService:
             await pool.start()
             self._say_protections(pool, figures, log)
             own = LocalModel()
-            outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id)
             rules = BorderRules.of(self._config, self._config.verifier.accepted_tasks)
             rewards = RewardKnowledge(config, context.node, figures, log)
             await rewards.begin(pool)
             rules = replace(rules, local_only=rewards.local_only)
             border = Border(rules, self._trust, self._replay, self._held_out, awaits_pass=rewards.awaits_pass)
+
+            def is_heard(name: str, key: str) -> bool:
+                now_s = time.time()
+                return (
+                    self._trust.may_use(name, key, now_s)
+                    and not border.bans.ban_for_name(name, now_s)
+                    and not border.key_problem(key, now_s) is not None
+                )
+
+            audience = Audience(config.node.id, config.nats.swarm_id, is_heard)
+            outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id, audience)
             scored = LocalOutcomes(config.node.id, context.node, figures, log)
             store = ForeignStore(config, context.node, border, own, rewards, figures, log)
 
@@ -130,7 +141,7 @@ class VerifierService:
                 self._watch_queues(context, figures),
             ]
             if config.nats.swarm_url is not None:
-                loops += [watch.run(), reports.run_evals(), reports.run_record()]
+                loops += [watch.run(), reports.run_evals(), reports.run_record(), audience.run(link, log)]
             if takes_in:
                 loops += [intake.run(), refused.run()]
             await run_until_stopped(context.stopping, *loops)

@@ -11,26 +11,35 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from msgspec import structs
+import numpy as np
+from msgspec import UNSET, structs
 
-from services.verifier.episodes import without_tokens
+from services.verifier.episodes import without_prompt, without_tokens
 from services.verifier.figures import Figures
 from services.verifier.swarm_reader import SwarmLink
 from shared.config.verifier_config import VerifierConfig
 from shared.config.verifier_section import VerifierSection
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, decode, encode
-from shared.contracts.control import EvalReport, NameInSwarm, NodeRecord, PolicyPointer
+from shared.contracts.codec import content_id, decode, encode, packed
+from shared.contracts.control import EvalReport, NameInSwarm, NodeRecord, PolicyPointer, TrainerPosition
 from shared.contracts.limits import SWARM_LIMITS
-from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, SignedRollouts, rollout_id_of, signed_bytes
-from shared.contracts.wire import DEFAULT_SWARM_ID, ENCODINGS, SWARM_SCHEMA_VERSION, MessageError, ModelIdentity
+from shared.contracts.messages import (
+    ROLLOUT_ID_HEADER,
+    Completion,
+    RolloutGroup,
+    ScoredGroup,
+    SignedRollouts,
+    rollout_id_of,
+    signed_bytes,
+)
+from shared.contracts.wire import DEFAULT_SWARM_ID, ENCODINGS, SWARM_SCHEMA_VERSION, Encoding, MessageError, ModelIdentity
 from shared.identity.keys import SigningKey
 from shared.identity.statements import SignatureStatus, check_statement, sign_statement
 from shared.lease.holder import Newcomer
 from shared.rewards import is_informative
 from shared.runtime import FatalError
 from shared.runtime.logs import Log
-from shared.transport.base import KvEntry, TooLarge, Transport, TransportError
+from shared.transport.base import KvEntry, TooLarge, Transport, TransportError, bucket_stream
 from shared.version import VERSION
 
 MAX_GROUPS = 512
@@ -64,8 +73,11 @@ class Outbox:
         figures: Figures,
         log: Log,
         swarm_id: str = DEFAULT_SWARM_ID,
+        audience: Audience | None = None,
     ) -> None:
+        """audience: None: nobody asks for more than texts."""
         self._config = config
+        self._audience = audience or Audience("", swarm_id)
         self._swarm_id = swarm_id
         self._key = key
         self._link = link
@@ -81,7 +93,8 @@ class Outbox:
         """
         if not is_shared(self._config.share, rewards):
             return
-        signed = sign(group, self._key, share_tokens=self._config.share_tokens, swarm_id=self._swarm_id)
+        content = self._audience.content(tokens=self._config.share_tokens, now_s=time.monotonic())
+        signed = sign(group, self._key, content, swarm_id=self._swarm_id)
         payload, task = encode(signed), group.task.ref.dataset
         subject, shared_id = subjects.rollouts(group.node), content_id(signed.body)
         self._waiting.append(Parcel(subject, task, group.policy_version, group_id, shared_id, payload))
@@ -167,13 +180,128 @@ def is_shared(policy: Literal["all", "informative", "none"], rewards: Sequence[f
     return policy == "all" or (policy == "informative" and is_informative(rewards))
 
 
-def sign(group: RolloutGroup, key: SigningKey, *, share_tokens: bool, swarm_id: str = DEFAULT_SWARM_ID) -> SignedRollouts:
-    """The signed group for the swarm plane, without token ids if the node does not share them.
-    `swarm_id` is the setting `nats.swarm_id`; the group is valid in that swarm only.
+class Content(NamedTuple):
+    """What is sent of a group, and how it is packed.
+
+    tokens: `text`: no tokens; `needed`: the ids of answers whose text does not give them;
+    `logprobs`: all ids and rounded logprobs; `all`: the group as it is.
     """
-    body = encode(group if share_tokens else without_tokens(group))
-    signature = key.sign(signed_bytes(swarm_id, body))
-    return SignedRollouts(swarm=swarm_id, node=group.node, public_key=key.public_key, signature=signature, body=body)
+
+    tokens: Literal["text", "needed", "logprobs", "all"] = "needed"
+    encoding: Encoding = "zstd"
+
+
+WHOLE = Content("all", "none")
+
+
+def sign(group: RolloutGroup, key: SigningKey, content: Content = WHOLE, *, swarm_id: str = DEFAULT_SWARM_ID) -> SignedRollouts:
+    """The signed group for the swarm plane. `swarm_id` is the setting `nats.swarm_id`; the group is
+    valid in that swarm only.
+    """
+    body = packed(encode(sent_part(group, content)), content.encoding)
+    signature = key.sign(signed_bytes(swarm_id, body, content.encoding))
+    return SignedRollouts(
+        swarm=swarm_id, node=group.node, public_key=key.public_key, signature=signature, encoding=content.encoding, body=body
+    )
+
+
+def sent_part(group: RolloutGroup, content: Content) -> RolloutGroup:
+    """The group with what others can use of it. They render the prompt themselves."""
+    if content.tokens == "all":
+        return group
+    if content.tokens == "text":
+        return without_tokens(group)
+    with_logprobs = content.tokens == "logprobs"
+
+    def sent(completion: Completion) -> Completion:
+        ids, logprobs = completion.token_ids, completion.behaviour_logprobs
+        return structs.replace(
+            completion,
+            token_ids=None if completion.canonical is True and not with_logprobs else ids,
+            behaviour_logprobs=rounded_logprobs(logprobs) if with_logprobs and logprobs is not None else None,
+            canonical=UNSET,
+        )
+
+    return structs.replace(without_prompt(group), completions=[sent(each) for each in group.completions])
+
+
+_ROUNDED_BITS = np.uint32(13)
+_HALF = np.uint32(1 << 12)
+
+
+def rounded_logprobs(packed_logprobs: bytes) -> bytes:
+    """The same logprobs to 1 part in 2,000, which compress to half: float32 whose last 13 bits are
+    zero. A ratio of likelihoods changes by at most 1 % down to a logprob of -20.
+    """
+    bits = np.frombuffer(packed_logprobs, "<u4")
+    is_negative = bits >> np.uint32(31) > 0  # one above 0 by rounding must not grow
+    rounded = np.where(is_negative, bits + _HALF, bits) >> _ROUNDED_BITS << _ROUNDED_BITS
+    return rounded.astype("<u4").tobytes()
+
+
+AUDIENCE_READ = 128
+"""Most entries of the directory read at a time, the newest, so that it costs the same in every
+swarm. Where there are many more nodes, an ask reaches a part of the senders.
+"""
+AUDIENCE_PERIOD_S = 60.0
+AUDIENCE_RETRY_S = 2.0
+
+
+class Audience:
+    """What other nodes read and use of a group, by their signed entries in the directory. An entry
+    counts for as long as the directory keeps it.
+
+    Of whom the node would take no group, no wish counts. Others can raise what a node sends to four
+    times the bytes, and no further.
+    """
+
+    def __init__(self, node_id: str, swarm_id: str, is_heard: Callable[[str, str], bool] = lambda *_: True) -> None:
+        """`is_heard`: whether the node of this name and key counts."""
+        self._id, self._swarm_id, self._is_heard = node_id, swarm_id, is_heard
+        self._logprobs_until_s = self._plain_until_s = 0.0
+
+    def content(self, *, tokens: bool, now_s: float) -> Content:
+        """What to send. tokens: whether this node shares its tokens (`verifier.share_tokens`);
+        now_s: monotonic time.
+        """
+        encoding: Encoding = "none" if now_s < self._plain_until_s else "zstd"
+        if not tokens:
+            return Content("text", encoding)
+        return Content("logprobs" if now_s < self._logprobs_until_s else "needed", encoding)
+
+    def note(self, record: NodeRecord, now_s: float) -> None:
+        """Note an entry of the directory whose signature was checked. now_s: monotonic time."""
+        reads_this = record.swarm_schema == SWARM_SCHEMA_VERSION
+        if not reads_this or record.node == self._id or not self._is_heard(record.node, record.public_key):
+            return
+        until_s = now_s + SWARM_LIMITS.node_ttl_s
+        if record.wants_logprobs:
+            self._logprobs_until_s = until_s
+        if "zstd" not in record.encodings:
+            self._plain_until_s = until_s
+
+    async def look(self, swarm: Transport) -> None:
+        """Read the newest entries. Raises TransportError."""
+        stream = bucket_stream(subjects.SWARM_NODES_BUCKET)
+        last_seq = (await swarm.ends(stream)).last_seq
+        for message in await swarm.read(stream, max(1, last_seq - AUDIENCE_READ + 1), AUDIENCE_READ):
+            if message.inline is None:
+                continue
+            record = _signed(KvEntry(message.subject, message.inline, message.seq), self._swarm_id)
+            if record is not None:
+                self.note(record, time.monotonic())
+
+    async def run(self, link: SwarmLink, log: Log) -> None:
+        """Look without end."""
+        while True:
+            pause_s = AUDIENCE_RETRY_S
+            if (swarm := link.transport) is not None:
+                try:
+                    await self.look(swarm)
+                    pause_s = AUDIENCE_PERIOD_S
+                except TransportError as error:
+                    log.debug("directory_not_read", reason=str(error))
+            await asyncio.sleep(pause_s)
 
 
 def message_id(shared_id: str, key: SigningKey) -> str:
@@ -251,7 +379,9 @@ class Reports:
             await self._learn_from_log()
         if self._own.identity is None:
             return False
-        pointer = await self._node.kv.get(subjects.node_bucket(self._id), subjects.POLICY_KEY)
+        bucket = subjects.node_bucket(self._id)
+        pointer = await self._node.kv.get(bucket, subjects.POLICY_KEY)
+        trainer = await self._node.kv.get(bucket, subjects.TRAINER_KEY)
         version = decode(pointer.value, PolicyPointer).version if pointer else self._own.policy_version
         record = NodeRecord(
             node=self._id,
@@ -264,7 +394,7 @@ class Reports:
             swarm_schema=SWARM_SCHEMA_VERSION,
             encodings=[each for each in ENCODINGS if each != "none"],
             wants_ids=self._takes_groups,
-            wants_logprobs=self._takes_groups,
+            wants_logprobs=self._takes_groups and trainer is not None and decode(trainer.value, TrainerPosition).foreign_logprobs,
         )
         await swarm.kv.put(subjects.SWARM_NODES_BUCKET, self._id, self._signed(record))
         await self._name.wrote(record.updated_at)

@@ -69,7 +69,9 @@ class VerifierSection(Section):
         "others teach nobody. all, as in the paper.",
     )
     share_tokens: bool = Field(
-        True, description="Also share token ids and behaviour logprobs, which nodes with the same tokenizer can use."
+        True,
+        description="Also share token ids where the text does not give them, and all ids and logprobs while a node asks for "
+        "logprobs.",
     )
     workers: int = Field(
         2,

@@ -94,6 +94,8 @@ class TrainerPosition(Message, frozen=True, kw_only=True):
     policy_version: Count
     consumed_local: Count
     finished: bool = False
+    foreign_logprobs: bool = False
+    """Whether its loss uses the behaviour logprobs of foreign groups."""
 
 
 class SamplerPosition(Message, frozen=True, kw_only=True):

@@ -151,6 +151,9 @@ class Completion(Message, frozen=True, kw_only=True):
     `turn_tokens` and `turn_chars` (packed like `token_ids`, equal lengths) say where each turn ends
     in the tokens and in the text, so that the last pair is `token_count` and the text's length.
     Absent: the answer is one turn.
+
+    `canonical`, on the node plane only: whether encoding the text gives `token_ids`, so that a
+    receiver with the same tokenizer needs no ids. Absent: not known.
     """
 
     text: Annotated[str, Meta(max_length=4_194_304)]
@@ -160,6 +163,7 @@ class Completion(Message, frozen=True, kw_only=True):
     behaviour_logprobs: Annotated[bytes, Meta(max_length=_ARRAY_BYTES)] | None = None
     turn_tokens: Annotated[bytes, Meta(max_length=4 * MAX_TURNS)] | None = None
     turn_chars: Annotated[bytes, Meta(max_length=4 * MAX_TURNS)] | None = None
+    canonical: bool | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Check that the turns end where a completion of this length can have turns."""

@@ -208,8 +208,9 @@ def render_accounts(
     lines = ["accounts {"]
     for account in accounts:
         lines += _with_streams(account, watched=bool(watch_key))
+        hearing = _Hearing.of(account)
         for user in account.guests:
-            lines += _guest(account, user, domain)
+            lines += _guest(account, user, domain, hearing)
     for node in upstream.nodes if upstream is not None else ():
         lines += _way_to_the_hub(node, upstream.domain if upstream is not None else "")
     if watch_key:
@@ -263,11 +264,31 @@ def _export(kind: str, subject: str, names: Sequence[str]) -> str:
     return f"      {{ {kind}: {quoted(subject)}{many}, accounts: [{', '.join(map(quoted, names))}] }}"
 
 
-def _guest(account: Account, user: User, domain: str) -> list[str]:
-    wanted, heard = user.permissions.publish, dict[str, list[str]]()
-    for listener in account.guests:
-        for subject in _heard_by(listener, user):
-            heard.setdefault(subject, []).append(guest_account(account, listener))
+@dataclass(frozen=True, slots=True)
+class _Hearing:
+    """Which guests of an account publish and receive a subject, besides replies to themselves."""
+
+    writers: Mapping[str, Sequence[User]]
+    listeners: Mapping[str, Sequence[User]]
+
+    @classmethod
+    def of(cls, account: Account) -> _Hearing:
+        writers, listeners = dict[str, list[User]](), dict[str, list[User]]()
+        for user in account.guests:
+            for subject in user.permissions.publish:
+                writers.setdefault(subject, []).append(user)
+            for subject in user.permissions.subscribe:
+                listeners.setdefault(subject, []).append(user)
+        return cls(writers, listeners)
+
+
+def _guest(account: Account, user: User, domain: str, hearing: _Hearing) -> list[str]:
+    wanted = user.permissions.publish
+    heard = {
+        subject: [guest_account(account, listener) for listener in hearing.listeners[subject]]
+        for subject in wanted
+        if subject in hearing.listeners
+    }
     renamed = {subject: local_name(subject) for subject in wanted if local_name(subject) != subject}
     # The server checks permissions after a mapping has changed the subject. A leaf's server, which
     # learns the permissions from this one, checks them against the original subject.
@@ -282,8 +303,8 @@ def _guest(account: Account, user: User, domain: str) -> list[str]:
         *(_import("service", account.name, subject, _renaming(subject)) for subject in wanted),
         *(
             _import("stream", guest_account(account, writer), subject)
-            for writer in account.guests
-            for subject in _heard_by(user, writer)
+            for subject in user.permissions.subscribe
+            for writer in hearing.writers.get(subject, ())
         ),
         "    ]",
         "    exports: [",
@@ -346,11 +367,6 @@ def _watcher(accounts: Sequence[Account], key: str) -> list[str]:
         "    ]",
         "  }",
     ]
-
-
-def _heard_by(listener: User, writer: User) -> list[str]:
-    """The subjects that `writer` publishes and `listener` receives, besides replies to itself."""
-    return [subject for subject in listener.permissions.subscribe if subject in writer.permissions.publish]
 
 
 def _limits(limits: Limits) -> str:

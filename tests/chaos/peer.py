@@ -54,13 +54,13 @@ class Peer:
         for number in itertools.count():
             spec = self._tasks[number % len(self._tasks)]
             group = foreign_group(self.name, number, spec)
-            good = encode(sign(group, self._key, share_tokens=True))
+            good = encode(sign(group, self._key))
             lying = msgspec.structs.replace(group, task=msgspec.structs.replace(group.task, answer="made up"))
             subject = subjects.rollouts(self.name)
             self.offered.add(content_id(encode(group)))
             if self._send(subject, good, content_id(good)):
                 self.acknowledged.add(content_id(encode(group)))
-            bad = encode(sign(lying, self._key, share_tokens=True)) if number % 2 else good[:-40]
+            bad = encode(sign(lying, self._key)) if number % 2 else good[:-40]
             if number % 5 == 4 and self._send(subject, bad, content_id(bad)):
                 self.refusals_due += 1
             if self._stopping.wait(PERIOD_S):

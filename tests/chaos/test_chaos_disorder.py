@@ -143,7 +143,7 @@ async def test_clocks_ten_minutes_off_are_refused_or_harmless_and_counted(nats_s
             key = SigningKey(new_seed())
             for number in range(count):
                 body = msgspec.structs.replace(group(name, number), created_at=now + offset_s)
-                payload = encode(sign(body, key, share_tokens=True))
+                payload = encode(sign(body, key))
                 where = subjects.rollouts(name)
                 await alpha.swarm.publish(where, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
         await until(lambda: alpha.status.get("refused") + alpha.status.get("accepted") == 3 * count)

@@ -161,11 +161,13 @@ def test_all_nodes_finish_and_say_whose_reward_is_whose(swarm: Swarm) -> None:
 
 
 def test_a_node_with_another_tokenizer_trains_on_foreign_text_with_its_own_logprobs(swarm: Swarm) -> None:
-    # Everything gamma takes in comes from another tokenizer; alpha and beta share theirs.
+    # What gamma takes in comes from another tokenizer. Alpha and beta share theirs, but nobody asks
+    # for logprobs, and texts give their tokens.
     foreign = [line for line in swarm.gamma.steps() if line["groups_external"]]
     assert foreign
     assert all(line["reencoded_share"] > 0.0 for line in foreign if line["updated"])
-    assert any(line["groups_external"] and line["behaviour_share"] == 1.0 for line in swarm.alpha.steps() + swarm.beta.steps())
+    taken = [line for line in swarm.alpha.steps() + swarm.beta.steps() if line["groups_external"]]
+    assert any(line["reencoded_share"] > 0.0 and line["behaviour_share"] < 1.0 for line in taken)
 
 
 def test_a_node_alone_trains_on_local_groups_only(swarm: Swarm) -> None:

@@ -42,7 +42,7 @@ async def test_taking_groups_in_asks_nothing_about_the_swarms_streams(nats_serve
         await tap.subscribe("$JS.API.>", cb=heard)
         await tap.flush()
         for index in range(3):
-            await beta.publish(subjects.rollouts("beta"), encode(sign(group("beta", index), key, share_tokens=True)))
+            await beta.publish(subjects.rollouts("beta"), encode(sign(group("beta", index), key)))
             await until(lambda index=index: alpha.status.get("accepted") == index + 1)
         gets = len(asked)
         await until(lambda: len(asked) > gets + 10)

@@ -281,9 +281,9 @@ async def test_a_direct_gets_reply_stores_nothing_under_another_nodes_subject_an
     """
     alpha_key, beta_key = SigningKey(new_seed()), SigningKey(new_seed())
     claims = group("alpha", 7)
-    honest = sign(group("alpha", 1), alpha_key, share_tokens=True)
+    honest = sign(group("alpha", 1), alpha_key)
     forgeries = {
-        "beta's own signature under alpha's name": encode(sign(claims, beta_key, share_tokens=True)),
+        "beta's own signature under alpha's name": encode(sign(claims, beta_key)),
         "alpha's public key on what alpha did not sign": encode(
             SignedRollouts(
                 swarm=honest.swarm,
@@ -293,7 +293,7 @@ async def test_a_direct_gets_reply_stores_nothing_under_another_nodes_subject_an
                 body=encode(claims),
             )
         ),
-        "a group that says it is beta's": encode(sign(group("beta", 7), beta_key, share_tokens=True)),
+        "a group that says it is beta's": encode(sign(group("beta", 7), beta_key)),
     }
     expected = [Refusal.UNKNOWN_KEY, Refusal.SIGNATURE, Refusal.AUTHOR]
     border = a_border(tmp_path)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from shared.config import NodeConfig
 from shared.config.task_sections import TaskSpec, _scorer_id
 from shared.contracts import subjects
-from shared.contracts.codec import decode
+from shared.contracts.codec import decode, unpacked
 from shared.contracts.control import RewardValues
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task
 from shared.reward_files import verifier_words
@@ -134,7 +134,8 @@ async def test_an_answer_whose_reward_is_unknown_leaves_its_group_and_is_told_on
             await until(lambda: running.status.get("shared") == 2)
             found = await scored(running.node, "alpha")
             (shared, _) = await running.swarm.read(subjects.SWARM_ROLLOUTS, 1, 10)
-            sent = decode(decode(await running.swarm.payload(shared), SignedRollouts).body, RolloutGroup)
+            envelope = decode(await running.swarm.payload(shared), SignedRollouts)
+            sent = decode(unpacked(envelope.body, envelope.encoding, 2**20), RolloutGroup)
             text = generate_latest(running.registry).decode()
             assert running.status.get("unknown_rewards_raised") == 2
             assert running.status.get("unknown_rewards_not_a_number") == 2

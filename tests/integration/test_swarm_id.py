@@ -41,8 +41,8 @@ async def test_a_group_of_the_last_run_is_refused_in_the_next_under_a_reason_of_
     url, key = nats_server().url, SigningKey(new_seed())
     first, second = (in_swarm(configured("alpha", url, tmp_path), run, run) for run in ("monday", "tuesday"))
     body = group("beta", 0)
-    recorded = encode(sign(body, key, share_tokens=True, swarm_id="monday"))
-    another = encode(sign(group("beta", 2), key, share_tokens=True, swarm_id="monday"))
+    recorded = encode(sign(body, key, swarm_id="monday"))
+    another = encode(sign(group("beta", 2), key, swarm_id="monday"))
     renamed = msgspec.structs.replace(decode(another, SignedRollouts), swarm="tuesday")
     async with verifier(first) as alpha:
         assert alpha.swarm is not None
@@ -53,7 +53,7 @@ async def test_a_group_of_the_last_run_is_refused_in_the_next_under_a_reason_of_
         await alpha.swarm.publish(subjects.rollouts("beta"), recorded, stream=subjects.SWARM_ROLLOUTS, message_id="carried-over")
         await publish(alpha.swarm, encode(renamed))
         await until(lambda: alpha.status.get("refused_other_swarm") >= 1 and alpha.status.get("refused_signature") == 1)
-        await publish(alpha.swarm, encode(sign(group("beta", 1), key, share_tokens=True, swarm_id="tuesday")))
+        await publish(alpha.swarm, encode(sign(group("beta", 1), key, swarm_id="tuesday")))
         await until(lambda: alpha.status.get("accepted") == 1)
 
 

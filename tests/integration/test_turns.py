@@ -292,7 +292,7 @@ class Gate:
     async def verdict(self, group: RolloutGroup, key: SigningKey, node: str = "beta") -> JobResult | Refused:
         self._seq += 1
         group = msgspec.structs.replace(group, node=node)
-        found = self.border.examine(subjects.rollouts(node), encode(sign(group, key, share_tokens=True)), NOW_S, self._seq)
+        found = self.border.examine(subjects.rollouts(node), encode(sign(group, key)), NOW_S, self._seq)
         if not isinstance(found, Candidate):
             return found
         job = ScoringJob(

@@ -46,7 +46,7 @@ def reasoned(rng: random.Random) -> list[str]:
 
 
 async def share(swarm: Transport, made: RolloutGroup, key: SigningKey) -> None:
-    payload = encode(sign(made, key, share_tokens=True))
+    payload = encode(sign(made, key))
     await swarm.publish(subjects.rollouts(made.node), payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
 
 
@@ -149,7 +149,7 @@ async def test_copies_of_short_answers_hold_up_no_group_of_this_node(
             for number in range(1 if same_bytes else 1600)
         ]
         copiers = [SigningKey(new_seed()) for _ in range(8)]
-        payloads = [encode(sign(body, copiers[number % 8], share_tokens=True)) for number, body in enumerate(copies)]
+        payloads = [encode(sign(body, copiers[number % 8])) for number, body in enumerate(copies)]
         for number in range(1600):
             payload = payloads[number % len(payloads)]
             subject = subjects.rollouts(copies[number % len(payloads)].node)

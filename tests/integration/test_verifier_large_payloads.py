@@ -42,7 +42,7 @@ async def test_the_signature_of_a_large_group_is_checked_outside_of_the_event_lo
         assert alpha.swarm is not None
         for index in range(COUNT):
             body = group("mallory", index) if index % 2 else msgspec.structs.replace(group("mallory", index), prompt_ids=LARGE)
-            payload = encode(sign(body, key, share_tokens=True))
+            payload = encode(sign(body, key))
             subject, stream = subjects.rollouts("mallory"), subjects.SWARM_ROLLOUTS
             await alpha.swarm.publish(subject, payload, stream=stream, message_id=content_id(payload), timeout_s=20)
             await generate(alpha.node, group("alpha", index))

@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 from services.verifier import reputation
 from services.verifier.fair_queue import IN_WORK_PER_SENDER
 from services.verifier.reputation import GRACE_S
-from services.verifier.sharing import sign
+from services.verifier.sharing import Content, sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
@@ -53,7 +53,7 @@ def slow_to_score(url: str, folder: Path, **settings: object) -> NodeConfig:
 
 
 async def share(swarm: Transport, key: SigningKey, node: str, body: RolloutGroup) -> None:
-    payload = encode(sign(body, key, share_tokens=False))
+    payload = encode(sign(body, key, Content("text")))
     stream = subjects.SWARM_ROLLOUTS
     await swarm.publish(subjects.rollouts(node), payload, stream=stream, message_id=content_id(payload))
 

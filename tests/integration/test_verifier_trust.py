@@ -39,7 +39,7 @@ SECONDS = 8.0 if FULL else 5.0
 
 
 async def share(swarm: Transport, key: SigningKey, node: str, index: int, answers: list[str] | None = None) -> None:
-    payload = encode(sign(group(node, index, answers), key, share_tokens=True))
+    payload = encode(sign(group(node, index, answers), key))
     subject = subjects.rollouts(node)
     await swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
 
@@ -165,7 +165,7 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
     key = SigningKey(new_seed())
     async with verifier(config) as alpha:
         assert alpha.swarm is not None
-        forged = sign(group("beta", 9), key, share_tokens=True)
+        forged = sign(group("beta", 9), key)
         forged = SignedRollouts(
             swarm=DEFAULT_SWARM_ID, node="beta", public_key=forged.public_key, signature=b"\x07" * 64, body=forged.body
         )
@@ -177,7 +177,7 @@ async def test_the_worst_senders_are_written_down_by_key_and_a_forger_puts_nobod
         torn = msgspec.structs.replace(
             made, completions=[msgspec.structs.replace(each, token_ids=pack_ids([7])) for each in made.completions]
         )
-        signed = encode(sign(torn, key, share_tokens=True))
+        signed = encode(sign(torn, key))
         subject = subjects.rollouts("gamma")
         await alpha.swarm.publish(subject, signed, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(signed))
         await until(lambda: alpha.status.get("refused_signature") == 20 and alpha.status.get("refused_malformed") == 1)
@@ -267,7 +267,7 @@ class Senders:
     async def send_one(self, name: str, draw: int) -> None:
         """A group like any other."""
         body = group(name, draw)
-        await self._publish(name, sign(body, self._keys[name], share_tokens=True))
+        await self._publish(name, sign(body, self._keys[name]))
 
     async def flood(self, name: str, phase: int, rate_per_s: float) -> None:
         """Rubbish under a name of one's own."""
@@ -338,7 +338,7 @@ async def test_many_names_of_one_key_and_copies_come_in_once_and_leave_honest_ne
         first = without_tokens((await scored(alpha.node, "alpha"))[0].group)
         for number in range(10):
             copy = msgspec.structs.replace(first, draw=1000 + number, created_at=time.time())
-            payload = encode(sign(copy, mallory, share_tokens=True))
+            payload = encode(sign(copy, mallory))
             subject = subjects.rollouts(copy.node)
             await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
         await until(lambda: alpha.status.get("refused_repeated") == 10)
@@ -367,7 +367,7 @@ async def test_a_sender_in_quarantine_stays_there_when_the_verifier_starts_again
             lie = {"token_count": 2, "token_ids": pack_ids([5]), "behaviour_logprobs": pack_logprobs([-1.0])}
             first = msgspec.structs.replace(made.completions[0], **lie)
             body = msgspec.structs.replace(made, completions=[first, *made.completions[1:]])
-            payload = encode(sign(body, lying, share_tokens=True))
+            payload = encode(sign(body, lying))
             subject = subjects.rollouts("mallory")
             await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
         await share(alpha.swarm, absurd, "gamma", 0)

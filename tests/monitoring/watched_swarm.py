@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.verifier.sharing import sign
+from services.verifier.sharing import Content, sign
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.wire import DEFAULT_SWARM_ID
@@ -155,7 +155,7 @@ def flooding(url: str, swarm_id: str = DEFAULT_SWARM_ID, most: int = FLOOD) -> I
         key = SigningKey(new_seed())
 
         async def one(number: int) -> None:
-            payload = encode(sign(group("mallory", number), key, share_tokens=False, swarm_id=swarm_id))
+            payload = encode(sign(group("mallory", number), key, Content("text"), swarm_id=swarm_id))
             await plane.publish(
                 subjects.rollouts("mallory"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload)
             )

@@ -16,7 +16,7 @@ from services.verifier.border import Border, BorderRules, Candidate, Refusal, Re
 from services.verifier.copies import GroupPrint, ReplayMemory
 from services.verifier.episodes import without_tokens
 from services.verifier.reputation import AGAIN_S, FIRST_S, GRACE_S, TRIES
-from services.verifier.sharing import is_shared, sign
+from services.verifier.sharing import Content, is_shared, sign
 from services.verifier.trust import KnownKeys
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts import subjects
@@ -56,7 +56,7 @@ def group(draw: int = 0, **changes: object) -> RolloutGroup:
 
 
 def signed(body: RolloutGroup, key: SigningKey = KEY) -> bytes:
-    return encode(sign(body, key, share_tokens=True))
+    return encode(sign(body, key))
 
 
 def border(
@@ -125,11 +125,11 @@ def task(**ref: object) -> Task:
 
 
 def forged() -> bytes:
-    message = sign(group(), KEY, share_tokens=True)
+    message = sign(group(), KEY)
     return encode(msgspec.structs.replace(message, body=message.body.replace(b"gcd of 4", b"gcd of 9")))
 
 
-ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
+ELSEWHERE = sign(group(), KEY, swarm_id="another")
 """A true group of another swarm."""
 
 
@@ -145,11 +145,11 @@ ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
         (Refusal.MALFORMED, SUBJECT, with_body(b"\xc1")),
         (Refusal.SCHEMA_VERSION, SUBJECT, with_body(encode(group()).replace(b"schema\x03", b"schema\x04"))),
         (Refusal.SCHEMA_VERSION, "swarm.rollouts.v1.beta.gcd", version_1_group()),
-        (Refusal.OTHER_SWARM, SUBJECT, encode(sign(group(), KEY, share_tokens=True, swarm_id="another"))),
+        (Refusal.OTHER_SWARM, SUBJECT, encode(sign(group(), KEY, swarm_id="another"))),
         (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm=DEFAULT_SWARM_ID))),
         (Refusal.OUT_OF_RANGE, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm="x\x00y"))),
         (Refusal.SIGNATURE, SUBJECT, forged()),
-        (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(sign(group(), KEY, share_tokens=True), public_key="U" * 56))),
+        (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(sign(group(), KEY), public_key="U" * 56))),
         (Refusal.AUTHOR, subjects.rollouts("gamma"), signed(group())),
         (Refusal.SCHEMA_VERSION, "swarm.rollouts.v9.beta", signed(group())),
         (Refusal.AUTHOR, "swarm.rollouts.v3.beta.gcd", signed(group())),
@@ -375,7 +375,7 @@ def test_shares_follow_the_policy_and_can_leave_tokens_out() -> None:
     assert bare.prompt_ids is None
     assert all(each.token_ids is None and each.behaviour_logprobs is None for each in bare.completions)
     assert [each.text for each in bare.completions] == ["4", "5"]
-    assert sign(group(), KEY, share_tokens=False).body == encode(without_tokens(group()))
+    assert sign(group(), KEY, Content("text", "none")).body == encode(without_tokens(group()))
 
 
 def test_a_key_file_is_private_is_kept_and_says_what_is_wrong_with_it(tmp_path: Path) -> None:

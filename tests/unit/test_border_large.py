@@ -18,8 +18,9 @@ from services.verifier.border import Border, BorderRules, Candidate, Refusal, Re
 from services.verifier.copies import CopyMemory, ReplayMemory
 from services.verifier.fair_queue import SMALL_BYTES
 from services.verifier.foreign_groups import Examiner
+from services.verifier.sharing import Content, sign
 from services.verifier.trust import KnownKeys
-from shared.contracts.codec import pack_ids, pack_logprobs
+from shared.contracts.codec import encode, pack_ids, pack_logprobs
 from shared.tasks.held_out import HeldOut
 from tests.unit.test_border import KEY, NOW_S, OTHER_KEY, SUBJECT, completions, group, result, signed, with_body
 
@@ -110,6 +111,20 @@ async def test_what_grows_with_a_large_payload_is_done_outside_of_the_event_loop
     watch.threads.clear()
     assert isinstance(await examined(examiner, small), Candidate)
     assert set().union(*watch.threads.values()) == {threading.get_ident()}
+    examiner.close()
+
+
+async def test_a_small_message_of_a_large_group_is_unpacked_outside_of_the_event_loop_and_a_bomb_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examiner = Examiner(roomy(tmp_path))
+    large, bomb = (encode(sign(group(prompt_ids=bytes(size)), KEY, Content("all", "zstd"))) for size in (4 * MIB, 200 * MIB))
+    assert max(len(large), len(bomb)) < 2**15
+    watch = Watch(monkeypatch)
+    assert isinstance(await examined(examiner, large), Candidate)
+    assert threading.get_ident() not in watch.threads["fingerprint_of"]
+    verdict = await examined(examiner, bomb)
+    assert isinstance(verdict, Refused) and verdict.reason is Refusal.TOO_LARGE and verdict.blamed is None
     examiner.close()
 
 

@@ -5,6 +5,7 @@ real server enforcing them.
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -13,7 +14,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import ROLES, Permissions, inbox, node_role, swarm_node, swarm_observer
 from shared.roles import SEVERAL
 from shared.transport.blobs import companion_name
-from swarm_cli.nats.server_config import Tls, node_account, render, swarm_account
+from swarm_cli.nats.server_config import Tls, node_account, render, render_accounts, swarm_account
 
 POLICY = f"$KV.node_alpha.{subjects.POLICY_KEY}"
 
@@ -171,6 +172,12 @@ def test_the_configuration_names_every_user_once_and_no_secret():
         assert text.count(f"nkey: {key}") == 1
     assert not any(seed in text for seed in seeds)
     assert 'cert_file: "/c.pem"' in text
+
+
+def test_the_time_to_write_a_hubs_accounts_grows_with_its_members_only():
+    began = time.process_time()
+    lines = render_accounts([swarm_account({f"node-{number}": f"U{number}" for number in range(10_000)})])
+    assert len(lines) > 10_000 and time.process_time() - began < 30, "when each member looked at each other one: 200 s"
 
 
 def test_a_role_that_does_not_exist_is_refused():

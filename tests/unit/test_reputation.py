@@ -34,7 +34,7 @@ from tests.unit.test_border import (
 
 BLAMED = [reason for reason in Refusal if reason.blame]
 
-MESSAGE = sign(group(), KEY, share_tokens=True)
+MESSAGE = sign(group(), KEY)
 
 
 def tell(gate: Border, subject: str, payload: bytes, now_s: float = NOW_S) -> Refused:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.gradient.rows import CompletionRows, TokenGroup
-from services.trainer.objectives.base import LOG_RATIO_BOUND
+from services.trainer.objectives.base import LOG_RATIO_BOUND, Objective
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.gepo import gepo_log_expectation
 from shared.config.trainer_section import TrainerSection
@@ -177,6 +177,16 @@ class ImportanceConfig:
     def drops_by_likelihood(self) -> bool:
         """Say whether the proximal policy's logprobs decide what is dropped."""
         return self.sequence_bounds is not None or self.foreign.negative_divergence is not None
+
+
+def uses_foreign_logprobs(trainer: TrainerSection, objective: Objective) -> bool:
+    """Return whether a step depends on the behaviour logprobs of foreign groups. With the defaults
+    it does not: good answers weigh 1, and bad ones are left out.
+    """
+    rules = ImportanceConfig.of(trainer)
+    negatives = rules.foreign.negative != "one" and not trainer.constants.drop_foreign_negatives
+    weighed = rules.foreign.positive != "one" or negatives or rules.drops_by_likelihood
+    return weighed or objective.uses_behaviour or objective.uses_group_likelihood or objective.keeps is not None
 
 
 @dataclass(frozen=True, slots=True)
