@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from shared.config import NodeConfig
-from shared.contracts.messages import Batch
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.wire import is_node_name
 from shared.roles import OPERATOR, ROLES
 from shared.runtime.planes import connect_node_plane
@@ -36,6 +36,7 @@ from swarm_cli.rollouts.records import (
     RecordedBatches,
     TrainedRecords,
     clock,
+    draw_of,
     names_in_run,
     read_samples,
     record_folder,
@@ -283,21 +284,37 @@ async def _path(config: NodeConfig, plane: Transport | None, run: str, group: st
     `group`, a line for each event. Each time is by the clock of the node that tells it.
     """
     runs, told = config.node.var_dir / "runs", list[tuple[float, str, str]]()
-    for node in await nodes_here(plane) if plane is not None else nodes_on_record(runs / run):
+    nodes = sorted(await nodes_here(plane) if plane is not None else nodes_on_record(runs / run))
+    draws, ids = set[tuple[str, int]](), {group}
+
+    def is_meant(scored: ScoredGroup) -> bool:
+        return scored.group_id.startswith(group) or draw_of(scored) in draws
+
+    if plane is not None:
+        for node in nodes:
+            draws |= {draw_of(scored) for scored in await scored_groups(plane, node, group)}
+    else:
+        for node in nodes:
+            with suppress(CommandError):
+                recorded = RecordedBatches(runs / run / node, node)
+                async for batch in recorded.back_from(await recorded.last_seq()):
+                    draws |= {draw_of(item.scored) for item in batch.items if item.scored.group_id.startswith(group)}
+    for node in nodes:
         of_run = (await run_of(plane, node) if plane is not None else "") or run
         folder = runs / of_run / node
         reader, trained = BatchReader(plane, node) if plane is not None else RecordedBatches(folder, node), TrainedRecords(folder)
         if plane is not None:
-            for scored in await scored_groups(plane, node, group):
+            for scored in await scored_groups(plane, node, group, draws):
+                ids.add(scored.group_id)
                 rewards = scored.failure or f"rewards {', '.join(f'{reward:.3g}' for reward in scored.rewards[:_SHOWN])}"
                 whose = "scored" if scored.origin == "local" else f"taken in, from {scored.group.node}"
                 told.append((scored.scored_at, node, f"{whose}: {rewards}"))
         with suppress(CommandError):  # it has no batch yet
             async for batch in reader.back_from(await reader.last_seq()):
-                for item in (each for each in batch.items if each.scored.group_id.startswith(group)):
+                for item in (each for each in batch.items if is_meant(each.scored)):
                     used = training_outcome(trained, batch.number, item.scored.group_id).sentence()
                     told.append((batch.created_at, node, f"in the batch of step {batch.number}: {used}"))
-        refused = (each for each in read_refusals(folder) if each.id.startswith(group))
+        refused = (each for each in read_refusals(folder) if each.id.startswith(tuple(ids)))
         told += [(each.time, node, f"refused: {each.reason}: {each.detail}") for each in refused]
     return [visible(f"{clock(at)}  {node}  {words}") for at, node, words in sorted(told)]
 

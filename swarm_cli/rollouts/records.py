@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -426,10 +426,13 @@ SCORED_READ, SCORED_BYTES_READ = 4096, 256 * 2**20
 _AT_ONCE = 64
 
 
-async def scored_groups(plane: Transport, node: str, group: str) -> list[ScoredGroup]:
+async def scored_groups(plane: Transport, node: str, group: str, draws: Collection[tuple[str, int]] = ()) -> list[ScoredGroup]:
     """The groups in a node's stream of scored groups whose id begins with `group`, of its newest
     `SCORED_READ` messages, or as many as have `SCORED_BYTES_READ`. The header of a message has the
     first digits of the id, so that the others need not be decoded.
+
+    draws: groups of these nodes and draws are found too, whatever their id, for which all are
+    decoded.
     """
     stream, found = node_scored_stream(node), list[ScoredGroup]()
     try:
@@ -440,12 +443,19 @@ async def scored_groups(plane: Transport, node: str, group: str) -> list[ScoredG
             seq = messages[-1].seq + 1
             for message in messages:
                 claimed = claimed_rollout_id(message.headers) or "-"
-                if claimed.startswith(group) or group.startswith(claimed):
+                if draws or claimed.startswith(group) or group.startswith(claimed):
                     with suppress(MessageError):  # of another version
                         found.append(decode(await plane.payload(message), ScoredGroup))
     except TransportError:
         pass  # the node has no such stream
-    return [each for each in found if each.group_id.startswith(group)]
+    return [each for each in found if each.group_id.startswith(group) or draw_of(each) in draws]
+
+
+def draw_of(scored: ScoredGroup) -> tuple[str, int]:
+    """The group's node and draw, which it has on every node. Its id is that of the bytes that a
+    node was sent.
+    """
+    return scored.group.node, scored.group.draw
 
 
 _FATES = {
