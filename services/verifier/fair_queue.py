@@ -399,7 +399,7 @@ SMALL_BYTES = 64 * 1024
 not wait behind large ones.
 """
 MAX_CHUNKS = 65_536
-"""Number of chunks remembered: 2 GiB, the swarm's whole window, in chunks of 32 KiB."""
+"""Number of chunks remembered: 2 GiB, the swarm's window by default, in chunks of 32 KiB."""
 
 
 def beyond_budget(earned: float, *, exceeds: bool, backlog: bool = False) -> Refusal:

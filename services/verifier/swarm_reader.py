@@ -97,7 +97,9 @@ class SwarmLink:
         nats = self._config.nats
         if self._transport is None:
             self._transport = await connect_swarm_plane(self._config, "verifier", timeout_s=timeout_s)
-        await prepare_swarm_streams(self._transport, create=nats.create_streams, replicas=nats.replicas)
+        await prepare_swarm_streams(
+            self._transport, create=nats.create_streams, replicas=nats.replicas, window_bytes=nats.window_bytes
+        )
         self._prepared, self._told = True, ""
 
     async def _try_again(self) -> None:

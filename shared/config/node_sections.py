@@ -104,6 +104,13 @@ class NatsSection(Section):
     replicas: Literal[1, 3, 5] = Field(
         1, description="Replicas of each stream that this node creates, its own and the swarm's; use 3 in a cluster."
     )
+    window_gib: float = Field(
+        2.0,
+        ge=0.125,
+        le=4096,
+        description="Most GiB of the newest hour of groups that the swarm's stream keeps, as who creates it says; chunks of large "
+        "groups may take as much again. `swarm nats init --plane swarm` sets it later.",
+    )
     node_key_file: str = Field(
         "",
         description="Nkey seed or .creds file for the node plane; {role} and {node} are replaced by this process's role and node "
@@ -116,6 +123,11 @@ class NatsSection(Section):
         True,
         description="Whether services create the streams. False: the operator does, with `swarm nats init`.",
     )
+
+    @property
+    def window_bytes(self) -> int:
+        """`window_gib` in bytes."""
+        return int(self.window_gib * 2**30)
 
     @field_validator("replicas", mode="before")
     @classmethod

@@ -143,15 +143,15 @@ def verifier_consumer(ack_wait_s: float = VERIFIER_ACK_WAIT_S) -> ConsumerSpec:
     )
 
 
-def swarm_streams(*, replicas: int = 1) -> tuple[StreamSpec, ...]:
-    """Streams that all nodes share."""
+def swarm_streams(*, replicas: int = 1, window_bytes: int = SWARM_LIMITS.rollouts_max_bytes) -> tuple[StreamSpec, ...]:
+    """Streams that all nodes share. window_bytes: most of the newest hour of groups."""
     limits = SWARM_LIMITS
     return (
         StreamSpec(
             name=subjects.SWARM_ROLLOUTS,
             subjects=(subjects.ALL_ROLLOUTS,),
             max_age_s=limits.rollouts_max_age_s,
-            max_bytes=limits.rollouts_max_bytes,
+            max_bytes=window_bytes,
             max_msg_bytes=limits.group_max_bytes,
             duplicate_window_s=limits.duplicate_window_s,
             deny_delete=True,
@@ -201,13 +201,15 @@ async def prepare_node_streams(transport: Transport, node: str, *, create: bool,
         raise _missing(error, "swarm nats init --plane node") from None
 
 
-async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas: int = 1) -> None:
+async def prepare_swarm_streams(
+    transport: Transport, *, create: bool, replicas: int = 1, window_bytes: int = SWARM_LIMITS.rollouts_max_bytes
+) -> None:
     """Create the swarm's streams if they are missing, or with `create=False` only check that they
     exist. Raises MissingStreams if the server says that one does not, and NoStream if nobody
     answers for it, which a member cannot tell from a server that is still starting.
     """
     if create:
-        await ensure_swarm_streams(transport, replicas=replicas)
+        await ensure_swarm_streams(transport, replicas=replicas, window_bytes=window_bytes)
         return
     for name in (*(spec.name for spec in swarm_streams()), bucket_stream(subjects.SWARM_NODES_BUCKET)):
         await _look_for_stream(transport, name, _SWARM_COMMAND)
@@ -277,12 +279,14 @@ async def ensure_node_bucket(transport: Transport, node: str, replicas: int, low
     )
 
 
-async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:
+async def ensure_swarm_streams(
+    transport: Transport, *, replicas: int = 1, window_bytes: int = SWARM_LIMITS.rollouts_max_bytes
+) -> None:
     """Create the swarm's streams if they are missing. Existing ones belong to all nodes and stay as
     they are; otherwise nodes of different versions, or a node and the operator, would keep
     overwriting each other's settings.
     """
-    for stream in swarm_streams(replicas=replicas):
+    for stream in swarm_streams(replicas=replicas, window_bytes=window_bytes):
         # A companion may be missing alone: somebody removed it, or making it failed.
         for spec in (stream, companion(stream)):
             if spec is None:

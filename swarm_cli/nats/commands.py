@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from shared.config.verifier_section import ViewConfig
+from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.streams import (
     ensure_directory,
     ensure_node_bucket,
@@ -220,9 +221,9 @@ def init(
     """Create streams, buckets and the verifier's consumer, for services without permission to do so
     (nats.create_streams = false).
 
-    Existing streams get this version's settings and the configured number of replicas
-    (nats.replicas), and keep their messages. If that would lower replicas or a limit, the command
-    refuses and names the differences.
+    Existing streams get this version's settings and the configured number of replicas and window
+    (nats.replicas, nats.window_gib), and keep their messages. If that would lower replicas or a
+    limit, the command refuses and names the differences.
     """
     chosen = load_chosen(config, ViewConfig)
     refuse_unnamed_server(chosen, node_url, swarm_url)
@@ -251,7 +252,9 @@ async def _init(config: ViewConfig, plane: Plane, key: Path | None, lowering: Lo
         if lowering is Lowering.REFUSE:
             policies = policies_stream(node, replicas=nats.replicas)
             found = await lowered_node_streams(at_node, node, [policies], replicas=nats.replicas) if at_node else []
-            found += await lowered_swarm_streams(at_swarm, replicas=nats.replicas) if at_swarm else []
+            found += (
+                await lowered_swarm_streams(at_swarm, replicas=nats.replicas, window_bytes=nats.window_bytes) if at_swarm else []
+            )
             if found:
                 raise _refusal("; ".join(found))
         if at_node:
@@ -263,7 +266,7 @@ async def _init(config: ViewConfig, plane: Plane, key: Path | None, lowering: Lo
             await prepare_policies_stream(at_node, node, create=True, replicas=nats.replicas, lowering=lowering)
             typer.echo(f"node plane of {node}: all streams exist")
         if at_swarm:
-            await update_swarm_streams(at_swarm, replicas=nats.replicas, lowering=lowering)
+            await update_swarm_streams(at_swarm, replicas=nats.replicas, window_bytes=nats.window_bytes, lowering=lowering)
             typer.echo("swarm plane: all streams exist")
 
 
@@ -328,9 +331,12 @@ async def lowered_node_streams(transport: Transport, node: str, more: Sequence[S
     return await _look(transport, [*node_streams(node, replicas=replicas), *more], bucket)
 
 
-async def lowered_swarm_streams(transport: Transport, *, replicas: int = 1) -> list[str]:
+async def lowered_swarm_streams(
+    transport: Transport, *, replicas: int = 1, window_bytes: int = SWARM_LIMITS.rollouts_max_bytes
+) -> list[str]:
     """The limits that `update_swarm_streams` would lower, one sentence each. Changes nothing."""
-    return await _look(transport, swarm_streams(replicas=replicas), ensure_directory(transport, replicas, Lowering.LOOK))
+    streams = swarm_streams(replicas=replicas, window_bytes=window_bytes)
+    return await _look(transport, streams, ensure_directory(transport, replicas, Lowering.LOOK))
 
 
 async def _look(transport: Transport, specs: Sequence[StreamSpec], bucket: Awaitable[None]) -> list[str]:
@@ -349,12 +355,18 @@ async def _look(transport: Transport, specs: Sequence[StreamSpec], bucket: Await
     return list(dict.fromkeys(str(error) for error in found if error is not None))
 
 
-async def update_swarm_streams(transport: Transport, *, replicas: int = 1, lowering: Lowering = Lowering.REFUSE) -> None:
+async def update_swarm_streams(
+    transport: Transport,
+    *,
+    replicas: int = 1,
+    window_bytes: int = SWARM_LIMITS.rollouts_max_bytes,
+    lowering: Lowering = Lowering.REFUSE,
+) -> None:
     """Create the swarm's streams and bucket with the settings in `limits`, and update existing ones
     to them, except limits that `lowering` keeps higher.
 
     Only their operator calls this. Messages stay unless a new limit excludes them.
     """
-    for spec in swarm_streams(replicas=replicas):
+    for spec in swarm_streams(replicas=replicas, window_bytes=window_bytes):
         await transport.ensure_stream(spec, lowering)
     await ensure_directory(transport, replicas, lowering)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import (
     ensure_node_streams,
+    ensure_swarm_streams,
     node_streams,
     swarm_streams,
 )
-from shared.contracts.subjects import SWARM_NODES_BUCKET
+from shared.contracts.subjects import SWARM_NODES_BUCKET, SWARM_ROLLOUTS
 from shared.policy_store.jetstream import policies_stream
 from shared.transport.base import Deadline, StreamSpec, Transport
 from shared.transport.blobs import companion
@@ -58,6 +60,15 @@ async def test_all_streams_that_would_be_lowered_are_named_and_none_is_changed()
         await transport.ensure_stream(spec)
     assert await lowered_node_streams(transport, "alpha", [policies_stream("alpha")]) == []
     await ensure_node_streams(transport, "alpha")
+
+
+async def test_the_operator_sizes_the_window_of_groups_and_a_joining_node_leaves_it_as_it_is() -> None:
+    transport = await own_plane()
+    await update_swarm_streams(transport, window_bytes=3 * 2**30)
+    await ensure_swarm_streams(transport)
+    window: Any = (await configurations(transport))[SWARM_ROLLOUTS]
+    assert (window["max_bytes"], window["max_age"]) == (3 * 2**30, 3600 * 10**9)
+    assert any("max_bytes" in told for told in await lowered_swarm_streams(transport)), "the default would delete a third of it"
 
 
 async def test_the_swarms_bucket_is_looked_at_beside_its_streams() -> None:
