@@ -1,13 +1,13 @@
-"""Ask whether a pretrained policy prefers repeated text to honest answers.
+"""Ask whether a step of a pretrained policy takes repeated text.
 
     python -m benchmarks.repetition [MODEL]      # default: var/models/smollm2, of `make run`
 
-A pretrained model finds its own text almost certain once it has been said before, so a mean logprob
-per token rates a repeated text above an honest one. The trainer's own functions choose and check
-here: `prefer` (the strategy `likelihood_near`) and `drop_absurd` (the policy check). In each batch
-six honest groups, sampled from the model, stand against one of each hostile kind: a right answer
-after nonsense, after repeated nonsense, after a sentence that somebody wants the policy to say, or
-after honest text said again up to the length limit.
+A pretrained model finds its own text almost certain once it has been said before, so the policy
+check lets repeated text pass. The trainer's own functions choose and check here: `choose`, and then
+`drop_absurd` (the policy check). In each batch six honest groups, sampled from the model, stand
+among one of each hostile kind, in random order: a right answer after nonsense, after repeated
+nonsense, after a sentence that somebody wants the policy to say, or after honest text said again up
+to the length limit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.trainer.gradient.update import KnownLogprobs, UpdateConfig
 from services.trainer.selection.intake import IntakeRules, take_in
-from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, least_logprob, local_means, prefer
+from services.trainer.selection.likelihood import AbsurdTextRules, choose, drop_absurd, least_logprob, local_means
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Batch, BatchItem, Completion, Preference, RolloutGroup, Sampling, ScoredGroup, Task
+from shared.contracts.messages import Batch, BatchItem, Completion, Places, RolloutGroup, Sampling, ScoredGroup, Task
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.wire import ModelIdentity
 from shared.model.prompts import render_prompt, tokenizer_hash
@@ -121,19 +121,21 @@ class Bank:
             drawn = draw.sample(groups, {"local": LOCAL, "honest": HONEST}.get(kind, 1))
             staleness = 0 if kind == "local" else None
             items += [BatchItem(scored=scored, staleness=staleness, age_s=0.0) for scored in drawn]
+        foreign = items[LOCAL:]
+        draw.shuffle(foreign)
         return Batch(
             number=number,
             created_at=time.time(),
-            items=items,
-            strategy="likelihood_near",
+            items=items[:LOCAL] + foreign,
+            strategy="uniform",
             seed=number,
             wanted_local=LOCAL,
             wanted_external=KEEP,
             pool_local=LOCAL,
-            pool_external=len(items) - LOCAL,
+            pool_external=len(foreign),
             shortage="none",
             state=SamplerState(),
-            preference=Preference(keep=KEEP, by="near", node_cap=2, by_lot=1),
+            places=Places(keep=KEEP, node_cap=2),
         )
 
 
@@ -191,8 +193,8 @@ def bank(policy: Policy, size: int) -> Bank:
 
 
 def chosen_of(policy: Policy, groups: Bank, batches: int) -> tuple[Counter[str], Counter[str], float]:
-    """In how many batches a group of each kind was chosen, and in how many it passed the policy
-    check where nothing was chosen before; and the mean of the check's bound.
+    """In how many batches a group of each kind had a place, and in how many it passed the policy
+    check as well and so would be trained on; and the mean of the check's bound.
     """
     rules = IntakeRules(
         tokenizer=policy.tokenizer,
@@ -206,18 +208,18 @@ def chosen_of(policy: Policy, groups: Bank, batches: int) -> tuple[Counter[str],
     config, checks = UpdateConfig(), AbsurdTextRules(fraction=1.0, min_logprob=LEAST, slack=SLACK)
     known: KnownLogprobs = {}
     kinds = {scored.group_id: kind for kind, of_kind in groups.groups.items() for scored in of_kind}
-    chosen, passed, bounds = Counter[str](), Counter[str](), []
+    placed, passed, bounds = Counter[str](), Counter[str](), []
     for number in range(1, batches + 1):
         given = groups.batch(number)
-        preferred = prefer(policy.model, given, rules, config, known=known)
-        chosen.update({kinds[item.scored.group_id] for item in preferred.batch.items})
-        whole = take_in(msgspec.structs.replace(given, preference=None), rules)
+        chosen = choose(policy.model, given, rules, config, known=known).batch
+        placed.update({kinds[item.scored.group_id] for item in chosen.items})
+        whole = take_in(chosen, rules)
         left, _ = drop_absurd(policy.model, whole, config, checks, number, known=known)
         passed.update(
             {kinds[group_id] for group, (_, group_id) in zip(left.groups, left.authors, strict=True) if group.completions}
         )
         bounds.append(least_logprob(local_means(whole.groups), checks))
-    return chosen, passed, sum(bounds) / len(bounds)
+    return placed, passed, sum(bounds) / len(bounds)
 
 
 def main() -> None:
@@ -231,12 +233,12 @@ def main() -> None:
     torch.manual_seed(1)
     policy = Policy(arguments.model)
     groups = bank(policy, arguments.size)
-    chosen, passed, bound = chosen_of(policy, groups, arguments.batches)
+    placed, passed, bound = chosen_of(policy, groups, arguments.batches)
     against = f"{HONEST} honest and {len(HOSTILE) + 1} hostile groups"
-    print(f"{arguments.batches} batches of {against}, of which {KEEP} are chosen; bound of the policy check {bound:.2f}")
+    print(f"{arguments.batches} batches of {against}, for {KEEP} places; bound of the policy check {bound:.2f}")
     for kind in groups.groups:
         if kind != "local":
-            print(f"{kind}: chosen in {chosen[kind]} batches, passes the policy check in {passed[kind]}")
+            print(f"{kind}: a place in {placed[kind]} batches, trained on in {passed[kind]}")
 
 
 if __name__ == "__main__":

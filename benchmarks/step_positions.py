@@ -1,7 +1,7 @@
 """What a step costs, by its token positions and in time, where it shares and where it does not.
 
 `python -m benchmarks.step_positions` prints a line for each batch: a default sharing step (two
-local groups, eighteen candidates of which six are kept), the same without choosing, and local
+local groups, eighteen candidates for six places), the same without spare candidates, and local
 groups alone. *Cost* is positions without gradient once and with gradient three times, over what
 plain rows of the groups that were trained on need.
 
@@ -39,7 +39,7 @@ from services.trainer.records import TRAINED, StepRecord
 from services.trainer.selection.intake import take_in
 from shared.config import NodeConfig
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Batch, Completion, Preference, RolloutGroup, Sampling, ScoredGroup, TaskRef, user_prompt
+from shared.contracts.messages import Batch, Completion, Places, RolloutGroup, Sampling, ScoredGroup, TaskRef, user_prompt
 from shared.contracts.wire import ModelIdentity
 from shared.model.prompts import answer_text
 from shared.tasks.prompt import text_task
@@ -53,7 +53,9 @@ FIRST_TOKEN, PLAIN_TOKENS = 33, 60
 
 @dataclass(frozen=True)
 class Shape:
-    """A batch: local groups, foreign groups, how many of these are kept (0: all of them)."""
+    """A batch: local groups, foreign groups, places for these (0: one for each, and none is asked
+    about).
+    """
 
     name: str
     local: int
@@ -62,12 +64,12 @@ class Shape:
     trainer: dict[str, Any] = field(default_factory=dict)
 
 
-SHARING = Shape("default sharing step: 2 local, 6 of 18 candidates", 2, 18, keep=6)
+SHARING = Shape("default sharing step: 2 local, 18 candidates for 6 places", 2, 18, keep=6)
 SHAPES = (
     SHARING,
     Shape("the same where only 6 candidates are to be had", 2, 6, keep=6),
-    Shape("uniform: 2 local, 6 foreign", 2, 6),
-    Shape("uniform, without the policy check", 2, 6, trainer={"constants": {"policy_check_fraction": 0.0}}),
+    Shape("2 local, 6 foreign, whatever is mastered", 2, 6),
+    Shape("the same without the policy check", 2, 6, trainer={"constants": {"policy_check_fraction": 0.0}}),
     Shape("default, two updates a batch", 2, 18, keep=6, trainer={"updates_per_batch": 2}),
     Shape("8 local", 8, 0),
 )
@@ -101,8 +103,7 @@ def sharing_batch(learner: Learner, shape: Shape, number: int, prompt: int, answ
     draw = random.Random(number)
     question = question_of(learner, prompt)
     groups = [_group(learner, draw, question, answer, local=place < shape.local) for place in range(shape.local + shape.external)]
-    preference = Preference(keep=shape.keep, by="near", node_cap=3) if shape.keep else None
-    return replace(batch_of(number, groups), preference=preference)
+    return replace(batch_of(number, groups), places=Places(keep=shape.keep, node_cap=3) if shape.keep else None)
 
 
 def _group(learner: Learner, draw: random.Random, question: str, answer: int, *, local: bool) -> ScoredGroup:

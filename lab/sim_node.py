@@ -117,8 +117,7 @@ class SimNode:
         """
         sampler = self.config.sampler
         knowledge = knowledge_of(self._memory.own)
-        strategy = strategy_named(sampler.strategy)
-        groups = groups_wanted(self._memory.external, self.composition, sampler, strategy, now_s, knowledge)
+        groups = groups_wanted(self._memory.external, self.composition, sampler, now_s, knowledge)
         foreign = [number for number, message in enumerate(messages) if message.sender != self.name]
         most = min(len(foreign), math.ceil(groups * MARGIN))
         return [messages[number] for number in sorted(Random(seed).sample(foreign, most))]

@@ -296,7 +296,7 @@ STRATEGIES = Registry(
     "strategy",
     "swarm.strategies",
     "sampler.strategy",
-    {name: _strategy(name) for name in ("uniform", "learnability", "rescue", "likelihood_near")},
+    {name: _strategy(name) for name in ("uniform", "learnability", "rescue")},
 )
 ENGINES = Registry(
     "engine",

@@ -64,7 +64,7 @@ from services.sampler.strategies.base import (
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition
-from shared.contracts.messages import Batch, BatchItem, Preference, ScoredGroup, rollout_id_of
+from shared.contracts.messages import Batch, BatchItem, Places, ScoredGroup, rollout_id_of
 from shared.contracts.sampler_state import SamplerState
 from shared.runtime.logs import Log
 from shared.seeds import number_from
@@ -160,7 +160,7 @@ class BatchPlan:
     """By position of the external entries: weight in the draw divided by the pool's mean weight;
     empty for a strategy without weights.
     """
-    preference: Preference | None
+    places: Places | None
     replayed: tuple[PoolEntry, ...] = ()
     """Local groups of earlier batches that this batch repeats; not part of `local`."""
     pool_replay: int = 0
@@ -173,7 +173,6 @@ def groups_wanted(
     external: Iterable[PoolEntry],
     composition: Composition,
     settings: SamplerSection,
-    strategy: Strategy,
     now: float,
     knowledge: Knowledge,
 ) -> int:
@@ -268,7 +267,7 @@ class Assembly:
             return Wait(WaitFor.EXTERNAL, 0, composition.external)
 
         seed = batch_seed(self._seed, self._node, number)
-        chosen, preference = self._draw(fresh, composition.external, cap, random.Random(seed), knowledge)
+        chosen, places = self._draw(fresh, composition.external, cap, random.Random(seed), knowledge)
         kept = set(map(id, young))
         again = list(replayable)
         groups = len(filled) + min(len(chosen), composition.external)
@@ -286,7 +285,7 @@ class Assembly:
             strategy=self._strategy.name,
             composition=composition,
             weights=_relative_weights(self._strategy, fresh, chosen, composition.external, knowledge),
-            preference=preference,
+            places=places,
             replayed=tuple(replayed(again, settings.replay, seed)),
             pool_replay=len(again),
             demonstrations=demonstrations_of(young, groups, settings.max_share_per_node, seed, knowledge),
@@ -304,7 +303,7 @@ class Assembly:
 
     def _draw(
         self, fresh: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge
-    ) -> tuple[list[PoolEntry], Preference | None]:
+    ) -> tuple[list[PoolEntry], Places | None]:
         if not wanted:
             return [], None
         drawn = candidates(len(fresh), wanted, self.settings.oversample)
@@ -317,14 +316,12 @@ class Assembly:
         newcomers = sorted({entry.node for entry in chosen} & new)
         most = newcomers_most(established, wanted, cap, self.settings.newcomer_share) if newcomers else None
         sources = len({entry.source for entry in fresh})
-        return chosen, Preference(
+        return chosen, Places(
             keep=wanted,
-            by=self._strategy.prefers or "order",
             node_cap=cap,
             newcomers=newcomers,
             newcomers_most=most,
             source_cap=node_cap(wanted, self.settings.max_share_per_source, sources),
-            by_lot=part_of(wanted, self.settings.share_by_lot) if self._strategy.prefers else 0,
         )
 
     def _short_for(self, short: bool, now: float) -> float:
@@ -411,7 +408,7 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
         pool_replay=plan.pool_replay,
         shortage=plan.shortage,
         state=state,
-        preference=plan.preference,
+        places=plan.places,
     )
 
 

@@ -250,7 +250,7 @@ class SamplerService:
         wanted = 0
         if self._news.position is None or not self._news.position.finished:
             knowledge = knowledge_of(memory.own)
-            wanted = groups_wanted(memory.external, composition, self._settings, self._strategy, self._clock(), knowledge)
+            wanted = groups_wanted(memory.external, composition, self._settings, self._clock(), knowledge)
         self._figures.wanted(wanted)
         await self._demand.tell(wanted, memory.cursor, time.monotonic())
 

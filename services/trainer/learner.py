@@ -39,11 +39,11 @@ from services.trainer.records import PhaseSeconds, StepRecord, trained_groups, t
 from services.trainer.selection.intake import Intake, IntakeRules, take_in
 from services.trainer.selection.likelihood import (
     AbsurdTextRules,
+    choose,
     drop_absurd,
     groups_to_check,
     least_logprob,
     local_means,
-    prefer,
     without_absurd,
 )
 from shared.config import NodeConfig
@@ -173,8 +173,8 @@ class Learner:
         """
         started = time.perf_counter()
         known: KnownLogprobs = {}
-        preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel, known)
-        taken = take_in(preferred.batch, self.rules)
+        chosen = choose(self.model, batch, self.rules, self.update_config, self._parallel, known)
+        taken = take_in(chosen.batch, self.rules)
         intake, absurd, first = self._checked(taken, batch.seed, known)
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
@@ -182,12 +182,12 @@ class Learner:
         if first is not None and first.checked:
             intake, absurd = without_absurd(intake, first.kept)
         gradients = [update.gradient for update in updates]
-        self.trained = trained_groups(batch, preferred.batch, intake, gradients, self.update_config)
+        self.trained = trained_groups(batch, chosen.left_out, intake, gradients, self.update_config)
         return StepRecord(
             step=batch.number,
             time=time.time(),
             **vars(intake.record()),
-            **vars(preferred.record(absurd)),
+            **vars(chosen.record(absurd)),
             **vars(UpdateRecord.of(updates, rate, [node for node, _ in intake.authors])),
             trained_of=trained_of(batch, self.trained),
             phase_seconds=PhaseSeconds(

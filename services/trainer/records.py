@@ -189,18 +189,18 @@ def _finite(value: Any) -> Any:
     return value
 
 
-TRAINED, NO_ADVANTAGE, NOT_PREFERRED = "trained", "no_advantage", "not_preferred"
-"""What became of a group; otherwise the reason for which it was skipped."""
+TRAINED, NO_ADVANTAGE = "trained", "no_advantage"
+"""What became of a group; otherwise the reason for which it was skipped, or had no place."""
 
 MAX_LINE_BYTES = 2**20
 """Longest line. Of a larger step, the first groups are written, and the number of missing ones."""
 
 
 def trained_groups(
-    batch: Batch, kept: Batch, intake: Intake, updates: Sequence[BoundedGradient], config: UpdateConfig
+    batch: Batch, without_place: Mapping[str, str], intake: Intake, updates: Sequence[BoundedGradient], config: UpdateConfig
 ) -> list[dict[str, Any]]:
-    """List what became of each group of `batch`. kept: the batch without the candidates that were
-    not preferred. intake: what the updates were computed over.
+    """List what became of each group of `batch`. without_place: why candidates had no place, by
+    id. intake: what the updates were computed over.
 
     Of a group: `id`, `origin`, `sender`, `fate`; where it took part `factor`, on the loss of each
     of its tokens (its origin's weight, its share where it is far longer than others, and `bounded`,
@@ -213,7 +213,6 @@ def trained_groups(
     it, and its importance weight; null where there is none. The first `TOKENS_A_STEP` tokens of a
     step have them.
     """
-    preferred = {item.scored.group_id for item in kept.items}
     number_of = {group_id: number for number, (_, group_id) in enumerate(intake.authors) if group_id not in intake.skipped_of}
     found = []
     for item in batch.items:
@@ -224,10 +223,8 @@ def trained_groups(
             "sender": scored.group.node,
         }
         number = number_of.get(scored.group_id)
-        if scored.group_id not in preferred:
-            line["fate"] = NOT_PREFERRED
-        elif number is None:
-            line["fate"] = intake.skipped_of.get(scored.group_id, "skipped")
+        if number is None:
+            line["fate"] = without_place.get(scored.group_id) or intake.skipped_of.get(scored.group_id, "skipped")
         else:
             line |= _taken_in(number, intake.groups[number], updates, config)
             line["answers"] += [

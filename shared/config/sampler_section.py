@@ -26,13 +26,13 @@ class SamplerSection(Section):
     replay_batches: ClassVar[int] = 10
     """How many batches ago a replayed group may first have been used."""
     oversample: ClassVar[float] = 3.0
-    """With likelihood_near, foreign groups sent to the trainer for each one that it keeps."""
-    max_share_per_source: ClassVar[float] = 0.5
-    """With likelihood_near, largest part of a batch's foreign groups from one task source; an
-    equal part for each is always allowed.
+    """Foreign groups sent to the trainer for each place; more than 1, because some teach its policy
+    nothing.
     """
-    share_by_lot: ClassVar[float] = 1 / 3
-    """With likelihood_near, part of J that is chosen by lot among senders."""
+    max_share_per_source: ClassVar[float] = 0.5
+    """Largest part of a batch's foreign groups from one task source; an equal part for each is
+    always allowed.
+    """
     adapt_period: ClassVar[int] = 8
     """Batches between two changes of J, so that one unusual batch has little effect."""
     adapt_informative: ClassVar[tuple[float, float]] = (0.6, 0.95)
@@ -56,9 +56,9 @@ class SamplerSection(Section):
         description="J: foreign groups per batch, or the most if `adapt` moves J; 0: ordinary RL.",
     )
     strategy: str = Field(
-        "likelihood_near",
-        description="How foreign groups are drawn: uniform (the paper's), learnability, rescue, likelihood_near, or a "
-        "`swarm.strategies` entry point (docs/training.md).",
+        "uniform",
+        description="How foreign groups are drawn: uniform (the paper's), learnability, rescue, or a `swarm.strategies` entry "
+        "point (docs/sampling.md).",
     )
     adapt: Literal["off", "adaptive"] = Field(
         "adaptive", description="adaptive: J moves between 0 and `external` while I + J stays constant."

@@ -358,24 +358,20 @@ class BatchItem(Message, frozen=True, kw_only=True):
     """
 
 
-class Preference(Message, frozen=True, kw_only=True):
-    """Choice among the foreign groups by the trainer, which has the model, when a batch has more
-    than a step takes.
+class Places(Message, frozen=True, kw_only=True):
+    """How many of a batch's foreign groups, its candidates, the trainer trains on.
 
-    It keeps the first `keep` groups that teach it something (`order`), or those whose text is
-    likeliest (`near`) or least likely (`far`) under its policy, `by_lot` of them by lot among the
-    senders. At most `node_cap` are from one node and, while others have enough, `source_cap` of one
-    task source (None: no limit). `newcomers` are accounts (as in `ScoredGroup.account`); at most
-    `newcomers_most` groups come from all of them together; None: no limit.
+    It takes the first `keep`, in their order, that teach its policy something. At most `node_cap`
+    are from one node and, while others have enough, `source_cap` of one task source (None: no
+    limit). `newcomers` are accounts (as in `ScoredGroup.account`); at most `newcomers_most` groups
+    come from all of them together; None: no limit.
     """
 
     keep: Count
-    by: Literal["near", "far", "order"]
     node_cap: Count
     newcomers: Annotated[list[ShortText], Meta(max_length=65_536)] = []
     newcomers_most: Count | None = None
     source_cap: Count | None = None
-    by_lot: Count = 0
 
 
 class Batch(Message, frozen=True, kw_only=True):
@@ -397,8 +393,8 @@ class Batch(Message, frozen=True, kw_only=True):
     """The sampler's state after this batch. `state.own` holds the pass rates of this node that the
     draw used; `state.sharing` decides the next batch's composition.
     """
-    preference: Preference | None = None
-    """None: the trainer trains on every group of the batch."""
+    places: Places | None = field(default=None, name="preference")
+    """None: the trainer trains on every group of the batch. Named as earlier versions did."""
     pool_replay: Count = 0
     """Number of groups of earlier batches that could have been replayed."""
 

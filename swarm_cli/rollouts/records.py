@@ -460,7 +460,9 @@ def draw_of(scored: ScoredGroup) -> tuple[str, int]:
 
 _FATES = {
     "no_advantage": "without effect: its rewards are all equal, or its weight is 0",
-    "not_preferred": "not trained on: the trainer kept other candidates, by their likelihood under its policy",
+    "spare": "not needed: candidates that were drawn before it filled the batch's places",
+    "mastered": "not trained on: this node's policy gives its rewarded answers already",
+    "repetition": "not trained on: it says the same again and again, far more than local answers do",
     "too_long": "not trained on: too long for the model, or longer than foreign answers may be",
     "control_text": "not trained on: its text would become control tokens",
     "changed_question": "not trained on: the model's chat template changes its question",

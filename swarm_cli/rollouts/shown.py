@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.contracts.messages import Batch, BatchItem, Completion, Preference, ScoredGroup
+from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from shared.rewards import differ
 from shared.text import cut_text, visible
 from swarm_cli.console import count, indented, show_table
@@ -127,7 +127,7 @@ def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge:
         "strategy": batch.strategy,
         "draw_weight": item.weight,
         "replayed": item.replayed,
-        "candidate": batch.preference is not None and scored.origin != "local",
+        "candidate": batch.places is not None and scored.origin != "local",
         "why": why(batch, item),
         "training": training,
         "failure": scored.failure,
@@ -217,15 +217,9 @@ def why(batch: Batch, item: BatchItem) -> str:
     if item.weight is not None:
         drawn += f" with {item.weight:.2f} of the mean weight"
     drawn += f" from {batch.pool_external} in the pool"
-    return drawn + _preferred(batch.preference)
-
-
-def _preferred(preference: Preference | None) -> str:
-    if preference is None:
-        return ""
-    kept = count(preference.keep, "group")
-    which = "likeliest" if preference.by == "near" else "least likely"
-    return f"; a candidate: of these the trainer takes the {kept} that its policy finds {which}"
+    if batch.places is not None:
+        drawn += f"; a candidate for {count(batch.places.keep, 'place')}"
+    return drawn
 
 
 def _lag(item: BatchItem) -> str:

@@ -174,7 +174,7 @@ def test_text_alone_is_trained_on_without_weights_and_shared_tokens_with_them(fo
     assert max(tokens) > 1e-4
 
 
-@pytest.mark.parametrize("strategy", ["learnability", "rescue", "likelihood_near"])
+@pytest.mark.parametrize("strategy", ["learnability", "rescue"])
 def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
     folder: Path, tmp_path: Path, shared: Shared, strategy: str
 ) -> None:

@@ -134,7 +134,7 @@ def test_lists_words_and_nothing_can_come_from_the_environment(monkeypatch: pyte
     ("section", "values", "meant"),
     [
         ("trainer", {"objective": "m2p0"}, "did you mean m2po?"),
-        ("sampler", {"strategy": "likelyhood_near"}, "did you mean likelihood_near"),
+        ("sampler", {"strategy": "learnabilty"}, "did you mean learnability"),
     ],
 )
 def test_a_near_miss_of_a_word_is_refused_with_the_word_that_was_meant(section: str, values: dict[str, Any], meant: str) -> None:

@@ -36,10 +36,6 @@ STRATEGY = """
 from services.sampler.strategies import Strategy
 mine = Strategy("mine", keeps=None, draw=None)
 """
-PREFERS = """
-from services.sampler.strategies.base import Strategy, draw_uniformly, has_advantage
-mine = Strategy("mine", keeps=has_advantage, draw=draw_uniformly, prefers="nearest")
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +74,6 @@ def test_broken_entries_are_lines_of_the_list_with_their_names_and_packages(
         ("swarm.engines", "", "engine mine of the package my-package cannot be loaded: AttributeError"),
         ("swarm.strategies", "mine = 3", "strategy mine of the package my-package is a int"),
         ("swarm.strategies", STRATEGY, "my-package: its keeps is a NoneType and its draw is a NoneType: give functions"),
-        ("swarm.strategies", PREFERS, "my-package has the unknown prefers 'nearest' (there are near, far and None)"),
         ("swarm.policy_stores", "mine = 3", "policy store mine of the package my-package is a int"),
     ],
 )

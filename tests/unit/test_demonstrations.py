@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from services.sampler.assembly import BatchPlan
 from services.trainer.learner import Learner
 from services.trainer.selection.intake import take_in
-from services.trainer.selection.likelihood import AbsurdTextRules, groups_to_check, prefer
+from services.trainer.selection.likelihood import AbsurdTextRules, choose, groups_to_check
 from shared.config.verifier_section import VerifierSection
 from shared.contracts.codec import decode, encode
-from shared.contracts.messages import Batch, Preference, ScoredGroup
+from shared.contracts.messages import Batch, Places, ScoredGroup
 from tests.integration.trainer_life import batch_of, node_config, tiny_policy
 from tests.integration.trainer_life import scored_group as with_tokens
 from tests.unit.sampler_groups import scored_group
@@ -97,7 +97,7 @@ def batch_with(of: Learner, rewards: tuple[float, ...], pass_rate: float | None)
     right = with_tokens(of.tokenizer, chance, origin="external", same_tokenizer=False, rewards=rewards)
     batch = batch_of(1, [*groups, right])
     items = [*batch.items[:-1], msgspec.structs.replace(batch.items[-1], pass_rate=pass_rate)]
-    whole = msgspec.structs.replace(batch, items=items, preference=Preference(keep=1, by="near", node_cap=9))
+    whole = msgspec.structs.replace(batch, items=items, places=Places(keep=1, node_cap=9))
     return decode(encode(whole), Batch)
 
 
@@ -115,8 +115,8 @@ def test_its_advantage_is_the_reward_above_the_nodes_own_pass_rate_and_never_neg
 def test_it_is_kept_however_unlikely_its_text_is(learner: Learner) -> None:
     batch = batch_with(learner, (1.0,), 0.5)
     demonstration = batch.items[-1].scored.group_id
-    kept = prefer(learner.model, batch, learner.rules, learner.update_config)
-    assert demonstration in {item.scored.group_id for item in kept.batch.items} and kept.left_out == 1
+    kept = choose(learner.model, batch, learner.rules, learner.update_config)
+    assert demonstration in {item.scored.group_id for item in kept.batch.items} and len(kept.left_out) == 1
     everything = AbsurdTextRules(fraction=1.0, min_logprob=-0.001)
     taken = take_in(kept.batch, learner.rules)
     checked = {taken.authors[index][1] for index in groups_to_check(taken, learner.update_config, everything, 1)}

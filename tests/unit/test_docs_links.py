@@ -53,9 +53,9 @@ def test_every_file_that_a_page_names_is_there() -> None:
 
 
 @pytest.mark.parametrize("arm", ["replay", "rescue"])
-def test_the_page_on_training_sends_the_reader_where_the_arm_is_measured(arm: str) -> None:
-    sampling = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    paragraph = next(text for text in sampling.split("\n\n") if arm in text and "](results" in text)
+def test_the_pages_on_sampling_and_training_send_the_reader_where_the_arm_is_measured(arm: str) -> None:
+    text = "\n\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("sampling.md", "training.md"))
+    paragraph = next(text for text in text.split("\n\n") if arm in text and "](results" in text)
     pages = [ROOT / "docs" / name for name in re.findall(r"\]\((results[\w-]*\.md)", paragraph)]
     assert any(arm in page.read_text(encoding="utf-8") for page in pages)
 

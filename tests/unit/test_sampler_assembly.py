@@ -12,7 +12,6 @@ from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed, grou
 from services.sampler.composition import Composition
 from services.sampler.pool import Knowledge
 from services.sampler.reports import WaitingReport
-from services.sampler.strategies import strategy_named
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, position, sampler
 
@@ -180,12 +179,12 @@ def test_a_wait_for_a_batch_is_a_warning_and_while_the_models_load_only_after_te
 def test_what_is_wanted_is_two_batches_of_draws_less_what_the_pool_has_in_steps_of_j() -> None:
     made = history(external=5)
 
-    def wanted(j: int, strategy: str = "uniform", after_s: float = 0.0, **changes: float) -> int:
+    def wanted(j: int, after_s: float = 0.0, **changes: float) -> int:
         settings, shares = sampler(**changes), Composition(local=2, external=j, most_local=2)
-        return groups_wanted(made.memory.external, shares, settings, strategy_named(strategy), made.now + after_s, Knowledge())
+        return groups_wanted(made.memory.external, shares, settings, made.now + after_s, Knowledge())
 
     assert [wanted(j) for j in (0, 2, 3, 4, 6)] == [0, 0, 3, 4, 12]
-    assert wanted(6, "likelihood_near", oversample=3.0) == 36
+    assert wanted(6, oversample=3.0) == 36
     assert wanted(2, after_s=301.0, max_external_age_s=600.0) == 4, "what is soon too old does not count"
 
 
@@ -194,7 +193,7 @@ def test_a_pool_full_of_what_is_mastered_asks_for_no_more_until_a_batch_has_take
         made = history(external=groups)
         settings, shares = sampler(), Composition(local=2, external=2, most_local=2)
         known = cast("Knowledge", SimpleNamespace(pass_record=lambda _: SimpleNamespace(mastered=True)))
-        return groups_wanted(made.memory.external, shares, settings, strategy_named("uniform"), made.now, known)
+        return groups_wanted(made.memory.external, shares, settings, made.now, known)
 
     assert [wanted(groups) for groups in (0, 7, 8, 50)] == [4, 4, 0, 0]
 
@@ -225,6 +224,6 @@ def test_where_j_may_rise_one_group_more_is_wanted_than_two_batches_draw() -> No
 
     def wanted(j: int) -> int:
         shares = Composition(local=8 - j, external=j, most_local=8)
-        return groups_wanted(made.memory.external, shares, settings, strategy_named("uniform"), made.now, Knowledge())
+        return groups_wanted(made.memory.external, shares, settings, made.now, Knowledge())
 
     assert [wanted(j) for j in (0, 1, 3, 6)] == [1, 3, 9, 12]

@@ -30,7 +30,7 @@ def waited_s(*entries: PoolEntry, now: float = 1000.0) -> float:
         strategy="uniform",
         composition=Composition(local=2, external=6, most_local=8),
         weights={},
-        preference=None,
+        places=None,
     )
     return foreign_use(plan, now).waited_s
 

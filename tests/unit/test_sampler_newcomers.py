@@ -12,7 +12,7 @@ from services.sampler.assembly import Assembly, BatchPlan, draw_with_newcomers
 from services.sampler.pool import Knowledge, PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import available, node_cap
-from services.trainer.selection.likelihood import CandidateGroup, filled_places, preferred_indices
+from services.trainer.selection.likelihood import filled_places
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.registry import STRATEGIES
@@ -66,9 +66,13 @@ def plan(entries: list[PoolEntry], strategy: str = "uniform") -> BatchPlan:
 def placed(entries: list[PoolEntry]) -> list[PoolEntry]:
     """The entries that the trainer trains on if all can be."""
     made = plan(entries)
-    assert made.preference is not None
-    kept = filled_places([(each.node, each.source) for each in made.external], range(len(made.external)), made.preference)
-    return [made.external[place] for place in kept]
+    assert made.places is not None
+    candidates = {
+        each.group_id: msgspec.structs.replace(scored_group(each.seq, origin="external"), group_id=each.group_id, account=each.node)
+        for each in made.external
+    }
+    kept = {scored.group_id for scored in filled_places(list(candidates.values()), made.places)}
+    return [each for each in made.external if each.group_id in kept]
 
 
 def test_a_thousand_new_keys_get_a_quarter_of_the_batch_and_a_swarm_of_newcomers_all_of_it() -> None:
@@ -79,27 +83,6 @@ def test_a_thousand_new_keys_get_a_quarter_of_the_batch_and_a_swarm_of_newcomers
     assert len(placed(crowd)) == 8
     few = placed(crowd + old[:1])
     assert len(few) == 8 and sum(each.established for each in few) <= 1, "what the established cannot fill is newcomers'"
-
-
-def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more() -> None:
-    def trained(entries: list[PoolEntry]) -> list[PoolEntry]:
-        made = plan(entries, "likelihood_near")
-        assert made.preference is not None
-        liked = [-0.5 if each.established else -0.2 for each in made.external]
-        candidates = [
-            CandidateGroup(logprob=logprob, barred=False, sender=each.node, source=each.source, lot=each.seq * 7919 % 1009)
-            for logprob, each in zip(liked, made.external, strict=True)
-        ]
-        kept = preferred_indices(candidates, made.preference, 1)
-        return [made.external[place] for place in kept]
-
-    crowd = [entry(seq, f"U{seq}", False) for seq in range(1, 1001)]
-    old = [entry(1000 + seq, f"OLD{seq % 6}", True) for seq in range(1, 61)]
-    taken = trained(crowd + old)
-    assert (len(taken), sum(not each.established for each in taken)) == (8, 2)
-    assert len(trained(crowd)) == 8, "a swarm of newcomers shares at full speed"
-    few = trained(crowd + old[:1])
-    assert len(few) == 8 and sum(each.established for each in few) <= 1
 
 
 def test_many_nodes_of_one_share_have_one_nodes_part() -> None:

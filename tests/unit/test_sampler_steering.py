@@ -5,7 +5,7 @@ up.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Any
 
 import msgpack
 import pytest
@@ -13,11 +13,10 @@ import pytest
 from services.sampler.assembly import BatchPlan
 from services.sampler.composition import next_composition, reconciled
 from services.sampler.memory import memory_limits
-from services.sampler.strategies.base import Strategy, draw_uniformly, has_advantage
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import SamplerPosition
-from shared.contracts.messages import Batch, Preference
+from shared.contracts.messages import Batch, Places
 from shared.contracts.sampler_state import OwnRecord
 from tests.constants import section_with
 from tests.unit.sampler_groups import scored_group
@@ -88,14 +87,11 @@ def test_what_this_nodes_policy_fails_on_is_known_after_a_crash_and_in_a_batch_o
     assert decode(msgpack.packb(fields), Batch).state.own.sources[0].failed_groups == 0
 
 
-@pytest.mark.parametrize("by", ["near", "far"])
-def test_where_likelihood_decides_the_batch_carries_candidates_and_says_what_to_keep(by: Literal["near", "far"]) -> None:
-    made = history("likelihood_near", ("beta", "gamma", "delta") * 8, external=4, oversample=3.0, max_share_per_node=0.5)
-    made.assembly._strategy = Strategy("mine", keeps=has_advantage, draw=draw_uniformly, prefers=by)
-    plan = made.step()
-    assert isinstance(plan, BatchPlan)
+def test_the_batch_carries_candidates_and_says_how_many_places_there_are() -> None:
+    made = history("uniform", ("beta", "gamma", "delta") * 8, external=4, oversample=3.0, max_share_per_node=0.5)
+    assert isinstance(made.step(), BatchPlan)
     [batch] = made.batches
-    assert batch.preference == Preference(keep=4, by=by, node_cap=2, source_cap=4, by_lot=1)
+    assert batch.places == Places(keep=4, node_cap=2, source_cap=4)
     nodes = Counter(item.scored.group.node for item in batch.items if item.scored.origin == "external")
     assert nodes.total() == 12 and max(nodes.values()) <= 6
     assert sum(min(count, 2) for count in nodes.values()) >= 4, "under the cap enough are left to keep"
@@ -110,7 +106,7 @@ def test_batches_and_positions_of_an_older_version_are_still_read() -> None:
     for item in fields["items"]:
         del item["weight"]
     old = decode(msgpack.packb(fields), Batch)
-    assert old.preference is None and old.state.own == OwnRecord() and old.state.sharing is None
+    assert old.places is None and old.state.own == OwnRecord() and old.state.sharing is None
     position = msgpack.packb({"schema": 1, "batch_number": 3, "consumed_local": 6, "dropped_local": 0})
     assert decode(position, SamplerPosition).local is None
 

@@ -15,7 +15,7 @@ import msgspec
 from services.trainer.learner import Learner
 from services.trainer.records import MetricsLog, forget_steps_after
 from shared.config import load_config
-from shared.contracts.messages import Preference
+from shared.contracts.messages import Places
 from shared.run_records import METRICS_FILE
 from swarm_cli.dashboard.run_records import CELLS_A_NODE, NodeTally, RunRecords
 from swarm_cli.installation import DEMO_CONFIG
@@ -48,10 +48,8 @@ def test_candidates_that_the_trainer_leaves_out_and_groups_without_effect_are_no
         scored_group(tokenizer, rng, origin="external", rewards=(1.0, 0.0)),
         msgspec.structs.replace(scored_group(tokenizer, rng), rewards=[], failure="it hung"),
     ]
-    batch = msgspec.structs.replace(batch_of(1, groups), preference=Preference(keep=1, by="near", node_cap=9))
-    assert why(batch, batch.items[2]).endswith(
-        "a candidate: of these the trainer takes the 1 group that its policy finds likeliest"
-    )
+    batch = msgspec.structs.replace(batch_of(1, groups), places=Places(keep=1, node_cap=9))
+    assert why(batch, batch.items[2]).endswith("a candidate for 1 place")
     log = MetricsLog(tmp_path / "first" / "alpha", 0)
     log.append(trainer.step(batch))
     again = batch_of(2, [groups[0], scored_group(tokenizer, rng)])

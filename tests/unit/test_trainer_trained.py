@@ -19,7 +19,7 @@ from services.trainer.gradient.answer_uses import shown_places
 from services.trainer.learner import Learner
 from services.trainer.records import MAX_LINE_BYTES, trained_line
 from shared.contracts.codec import pack_logprobs, unpack_ids
-from shared.contracts.messages import Batch, Preference, ScoredGroup
+from shared.contracts.messages import Batch, Places, ScoredGroup
 from shared.model.prompts import render_prompt
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 
@@ -144,15 +144,14 @@ def test_what_is_not_trained_on_is_written_with_the_reason(model: Path) -> None:
         scored_group(tokenizer, rng, origin="external", rewards=(1.0, 0.0)),
         msgspec.structs.replace(scored_group(tokenizer, rng), rewards=[], failure="it hung"),
     ]
-    preference = Preference(keep=1, by="near", node_cap=9)
-    batch = msgspec.structs.replace(batch_of(1, groups), preference=preference)
+    batch = msgspec.structs.replace(batch_of(1, groups), places=Places(keep=1, node_cap=9))
     record = trainer.step(batch)
     lines = written(trainer, batch)["groups"]
     assert [line["id"] for line in lines] == [scored.group_id for scored in groups]
     without = lines[0]["answers"][0]
     assert without == {"place": 0, "left_out": "truncated", "advantage": pytest.approx(0.866, abs=1e-3)}
     assert [answer["place"] for answer in lines[0]["answers"]] == [0, 1, 2, 3]
-    assert sorted(line["fate"] for line in lines[1:3]) == ["not_preferred", "trained"]
+    assert sorted(line["fate"] for line in lines[1:3]) == ["spare", "trained"]
     (kept,) = (line for line in lines[1:3] if line["fate"] == "trained")
     assert kept["answers"][1] == {"place": 1, "left_out": "negative", "advantage": -kept["answers"][0]["advantage"]}
     assert lines[3]["fate"] == "unscored" and record.skipped == {"unscored": 1}

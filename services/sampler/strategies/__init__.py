@@ -1,12 +1,12 @@
 """Strategies for choosing foreign groups: pure functions over pool entries, one file each.
-docs/training.md says when to use which.
+docs/sampling.md says when to use which.
 """
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from services.sampler.strategies.base import Prefers, Strategy
+from services.sampler.strategies.base import Strategy
 from shared.registry import STRATEGIES
 
 __all__ = ["Strategy", "strategy_named"]
@@ -17,7 +17,7 @@ def strategy_named(name: str) -> Strategy:
 
     Raises:
         ValueError: there is none (the message lists the known names), it cannot be imported, or it
-            is not a `Strategy` with functions to keep and to draw, or prefers what does not exist.
+            is not a `Strategy` with functions to keep and to draw.
     """
     found: Any = STRATEGIES.load(name)
     if not isinstance(found, Strategy):
@@ -26,10 +26,5 @@ def strategy_named(name: str) -> Strategy:
     if wrong := [f"{part} is a {type(each).__name__}" for part, each in functions.items() if not callable(each)]:
         raise ValueError(
             f"{STRATEGIES.described(name)}: its {' and its '.join(wrong)}: give functions there, or change {STRATEGIES.setting}"
-        )
-    if found.prefers is not None and found.prefers not in get_args(Prefers):
-        raise ValueError(
-            f"{STRATEGIES.described(name)} has the unknown prefers {found.prefers!r} (there are {', '.join(get_args(Prefers))} and "
-            f"None): correct that, or change {STRATEGIES.setting}"
         )
     return found

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from services.sampler.pool import Knowledge, PoolEntry
 from shared.registry import STRATEGIES, finite_numbers
@@ -127,7 +127,6 @@ def weights_of(name: str, weigh: Weigh, entries: Sequence[PoolEntry], wanted: in
     return weights
 
 
-Prefers = Literal["near", "far"]
 LAST = 2.0**-60
 """A weight so small that its entry is practically never chosen while one of weight 1 is left."""
 
@@ -144,16 +143,13 @@ class Strategy:
     draw that returns anything else ends the sampler. It may be called twice for a batch, with fewer
     entries, as newcomers have places of their own (`sampler.newcomer_share`).
     `entries` are in order of arrival. weigh(entries, wanted, knowledge): their weights in the draw,
-    0 or more, on any scale (`weights_of`); None for a strategy without weights. prefers: the
-    trainer, which has the model, keeps the likeliest (`near`) or least likely (`far`) of more
-    candidates.
+    0 or more, on any scale (`weights_of`); None for a strategy without weights.
     """
 
     name: str
     keeps: Callable[[PoolEntry], bool]
     draw: Draw
     weigh: Weigh | None = None
-    prefers: Prefers | None = None
 
 
 def has_advantage(entry: PoolEntry) -> bool:

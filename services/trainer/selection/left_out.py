@@ -48,7 +48,7 @@ def absurd_text(batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[st
     """One finding for each node in `absurd_of` (absurd answers by node); `trained_of` counts its
     answers that were trained on.
 
-    Answers that were left out for another reason, or as candidates, are ignored. Those that were
+    Answers that were left out for another reason, or without a place, are ignored. Those that were
     not checked count as good.
     """
     return [
