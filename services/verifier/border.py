@@ -22,7 +22,7 @@ from msgspec import UNSET
 
 from services.verifier.checks import Offence, Stage, refuses
 from services.verifier.copies import CopyMemory, GroupPrint, ReplayMemory, row_limit
-from services.verifier.episodes import turns_problem, with_first_completions, without_prompt
+from services.verifier.episodes import Unpacking, turns_problem, with_first_completions, without_prompt
 from services.verifier.reputation import Reputation, ScoringCost, Senders, TaskDifferences
 from services.verifier.trust import Bans, Trust
 from shared.config.verifier_config import VerifierConfig
@@ -583,10 +583,6 @@ class Border:
         name = sender if sender is not None and self._trust.key_of(sender) in {key, None} else ""
         quarantined_s = self.reputation.blame(key, name, reason, now_s, part)
         return Refused(reason, sender, detail, blamed=key, quarantined_s=quarantined_s)
-
-
-class Unpacking(partial[T]):
-    """Work on a group that may be a thousand times as large as its message."""
 
 
 def _apart(work: Callable[[], T]) -> Generator[Callable[[], Any], Any, T]:

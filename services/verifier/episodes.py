@@ -5,7 +5,8 @@ several turns, as the verifier plays them again: for the scorers, the border and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -13,6 +14,8 @@ from msgspec import UNSET
 from shared.contracts.messages import RolloutGroup, ScoredGroup
 from shared.environment_files import EnvironmentSpec
 from shared.tasks.sandbox import JobResult
+
+T = TypeVar("T")
 
 
 def answers_of(group: RolloutGroup, turns: EnvironmentSpec | None) -> Sequence[str | Sequence[str]]:
@@ -49,6 +52,10 @@ def with_replies(scored: ScoredGroup, result: JobResult, turns: EnvironmentSpec)
     known = [replies for replies, reward in zip(result.said, result.rewards, strict=True) if reward is not None]
     between = [replies[: len(completion.turns) - 1] for replies, completion in zip(known, scored.group.completions, strict=True)]
     return msgspec.structs.replace(scored, replies=between, tools=turns.tools_json or UNSET)
+
+
+class Unpacking(partial[T]):
+    """Work on a group that may be a thousand times as large as its message."""
 
 
 def with_first_completions(group: RolloutGroup, count: int) -> RolloutGroup:

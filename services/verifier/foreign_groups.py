@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from services.verifier.border import Border, Candidate, Refusal, Refused, Unpacking
-from services.verifier.episodes import answers_of, with_replies, without_token_ids
+from services.verifier.border import Border, Candidate, Refusal, Refused
+from services.verifier.episodes import Unpacking, answers_of, with_replies, without_token_ids
 from services.verifier.fair_queue import (
     IN_WORK_PER_SENDER,
     MAX_WAITING,
