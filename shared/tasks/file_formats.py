@@ -326,7 +326,9 @@ def _separated(file: Path, _: Wanted) -> Iterator[Row]:
                     yield Row(dict(zip(names, fields, strict=True)), file, number)
                 elif fields:
                     parts = f"it has {len(fields)} fields, separated by {_SEPARATORS[separator]}, and the header {len(names)}"
-                    yield Row({}, file, number, f"{parts}: quote texts that hold a separator")
+                    many = len(fields) > len(names)
+                    remedy = "quote texts that hold a separator" if many else "write an empty field for what is missing"
+                    yield Row({}, file, number, f"{parts}: {remedy}")
         except UnicodeDecodeError:
             yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
 

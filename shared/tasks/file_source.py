@@ -222,7 +222,7 @@ class Mistakes:
                 others = [name for name in USUAL[setting] if guessed and name != column]
                 nor = f" (nor {', '.join(others)})" if others else ""
                 has = _column_list([column, *others], read.row.values, settings)
-                remedy = f"set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
+                remedy = f"set `{setting}` (`swarm new`: --{setting}; `swarm task`: --columns) to the {setting}s' column"
                 self.add(Row({}, file, 0), f"there is no column {column!r}{nor}; its columns are {has}; {remedy}")
             elif (file, column) not in self._absent:
                 has = _column_list([column], read.row.values)

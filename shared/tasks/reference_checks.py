@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shared.contracts.messages import Task, TaskRef
 from shared.environment_files import EnvironmentSpec
 from shared.registry import DEFAULT_VERIFIER
-from shared.reward_files import has_rewards, is_judged, verifier_words
+from shared.reward_files import has_rewards, is_judged, parts_of, verifier_words
 from shared.rewards import SANDBOXED, LocalOnly, Mark, differ
 from shared.tasks.answers import CLOSING_TAG, OPENING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, dataset_size, derive_item, from_package
@@ -300,8 +300,17 @@ class Trial:
         if self.own.reward is None or self.own.passed is not None:
             return ""
         if self.awaits_pass:
-            return f"the reward takes more than two values, and {pass_words(None)}"
-        return f"of two rewards the higher one passes; with a third, {pass_words(None)}"
+            return f"the reward takes more than two values, and {pass_words(None)}{self._suggested_pass}"
+        return f"the higher of two rewards passes; if a third appears, {pass_words(None)}{self._suggested_pass}"
+
+    @property
+    def _suggested_pass(self) -> str:
+        """A value for `pass_at` of a sum of rewards; empty for one reward."""
+        parts = parts_of(self.spec.verifier)
+        if len(parts) < 2:
+            return ""
+        heaviest = max(parts, key=lambda part: part.weight)
+        return f" (for example {heaviest.weight:g}, what full marks of {heaviest.title} alone earn)"
 
     @property
     def problem(self) -> str:
@@ -311,14 +320,10 @@ class Trial:
                 if tried.refused and self.unusable:
                     return tried.detail
                 why = WHY.get(tried.mark, tried.detail)
-                is_named = SANDBOXED in why or self.built_in
-                sandboxed = (
-                    "in the sandbox" + ("" if is_named else f" ({SANDBOXED})") if self.spec.sandbox else "outside the sandbox"
-                )
-                where = f"for a reference answer, {sandboxed}"
-                becomes = (
-                    "" if self.built_in else ": in a run, the reward of every such answer is unknown and it counts for nothing"
-                )
+                if tried.mark is Mark.KILLED and self.spec.sandbox and not self.built_in:
+                    why += f" in the sandbox ({SANDBOXED})"
+                where = "for a reference answer" + ("" if self.spec.sandbox else ", outside the sandbox")
+                becomes = "" if self.built_in else ": in a run such answers have no known reward, so they count for nothing"
                 if self.others and all(each.mark is Mark.NOT_APPLICABLE for each in (self.own, *self.others)):
                     becomes = ", nor for those of other tasks: nothing can be learnt from it (without `return` it is None)"
                 if "ModuleNotFoundError" in tried.detail:

@@ -20,6 +20,8 @@ from functools import lru_cache
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from traceback import walk_tb
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
@@ -389,7 +391,9 @@ def _note_nothing(*_: Any, **__: Any) -> None:
 
 
 _outside = False
-_OF_GPU = re.compile(r"\bCUDA\b|\bGPUs?\b|NVIDIA|HIP\b")
+_REFUSED = re.compile(r"\bCUDA\b|\bGPUs?\b|NVIDIA|HIP\b|shared object file|can't start new thread")
+"""Failures without an OSError that the sandbox causes: no GPU, library or thread."""
+_MODULE = "swarm_reward_"
 _MOST_CAUSES = 16
 
 
@@ -399,20 +403,27 @@ def leave_sandbox() -> None:
     _outside = True
 
 
-def where_called() -> str:
-    """Name the surroundings of a reward, for messages about one that fails."""
-    return "outside the sandbox" if _outside else f"in the sandbox ({SANDBOXED})"
-
-
 def raised_words(error: BaseException) -> str:
-    """Describe what a scorer raised; where the sandbox may be the cause, with what allows it."""
+    """Describe what a scorer raised, and where."""
+    return f"raised {_failure_words(error)}"
+
+
+def _failure_words(error: BaseException) -> str:
+    """Name an error with the line of the user's file; where the sandbox may be the cause, with what
+    allows it.
+    """
+    line = ""
+    for frame, number in walk_tb(error.__traceback__):
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith(_MODULE) or name in _beside.modules:
+            line = f" ({Path(frame.f_code.co_filename).name} line {number})"
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and len(causes) < _MOST_CAUSES:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    refused = any(isinstance(each, OSError) or _OF_GPU.search(failure(each)) for each in causes)
-    return f"raised {failure(error)}" + (f" {where_called()}" if refused and not _outside else "")
+    refused = not _outside and any(isinstance(each, OSError) or _REFUSED.search(failure(each)) for each in causes)
+    return f"{failure(error)}{line}" + (f" in the sandbox ({SANDBOXED})" if refused else "")
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -478,12 +489,17 @@ def loaded_file(file: str) -> dict[str, Any]:
     if _beside not in sys.meta_path:
         sys.meta_path.append(_beside)
     _beside.modules.update((module.name, module) for module in others)
-    name = f"swarm_reward_{code_hash(file)}"
+    name = f"{_MODULE}{code_hash(file)}"
     module = module_from_spec(_Source(first).spec(name))
     module.__file__ = file
     linecache.cache[file] = (len(first.text), None, first.text.splitlines(keepends=True), file)
     remedy = "correct it; a package that it needs must be installed where Swarm is"
-    with plugin_errors(lambda why: TaskError("task_verifier", f"{file}: it cannot be imported {where_called()}: {why}: {remedy}")):
+
+    def broken(why: str) -> TaskError:
+        error = sys.exception()
+        return TaskError("task_verifier", f"{file}: it cannot be imported: {_failure_words(error) if error else why}: {remedy}")
+
+    with plugin_errors(broken):
         sys.modules[name] = module
         exec(compile(first.text, file, "exec"), module.__dict__)
     return module.__dict__

@@ -251,7 +251,7 @@ def marks(reward: float | None, passed: bool | None) -> str:
         return "unknown"
     if passed is None:
         return "no pass defined"
-    return "right" if passed else "in part" if reward > 0.0 else "wrong"
+    return "right" if passed else "part of the reward" if reward > 0.0 else "wrong"
 
 
 def judge_of(config: NodeConfig, given: Path | None, run: str, names: FileNames = UNNAMED, *, node_url: str = "") -> Judge:

@@ -30,7 +30,7 @@ from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks.evaluation import PassRules
 from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_source import load_rows, with_row_name
-from shared.tasks.reference_checks import Trial, try_rewards
+from shared.tasks.reference_checks import Trial, Tried, try_rewards
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
@@ -460,7 +460,7 @@ MISTAKES = {
     "wrong.py:needs": "did you mean answer?",
     "wrong.py:first_only": "returned 1 rewards for 6 completions",
     "wrong.py:few": "returned 0 rewards for 1 completions",
-    "wrong.py:raises": "no such judge",
+    "wrong.py:raises": "no such judge (wrong.py line ",
     "wrong.py:misses_module": "install the module in the environment that runs the node",
     "wrong.py:network": "sandbox = false",
     "wrong.py:writes": "sandbox = false",
@@ -481,7 +481,9 @@ def test_config_check_and_task_score_say_what_is_wrong_with_a_reward_file(
     checked = CliRunner().invoke(app, ["config", "check", "--config", "node.toml"])
     assert isinstance(checked.exception, CommandError)
     assert checked.exception.exit_code == EXIT_CONFIG
-    assert said in str(checked.exception)
+    told = str(checked.exception)
+    assert said in told and told.count("in the sandbox") <= 1
+    assert ("sandbox = false" in told) == (said == "sandbox = false"), "its remedy is for what the sandbox refuses"
     asked = CliRunner().invoke(app, ["task", "score", "q.jsonl", "--reward", reward, "--answer", "4"])
     assert isinstance(asked.exception, CommandError) or asked.exit_code == 0
     assert said in f"{asked.exception} {asked.output}"
@@ -558,6 +560,14 @@ def test_a_reward_file_whose_calls_fail_for_some_references_only_is_a_warning(fo
     checked = CliRunner().invoke(app, ["config", "check", "--config", str(folder / "node.toml")])
     assert checked.exit_code == 0, checked.output
     assert "ZeroDivisionError" in checked.output and "warning" in checked.output
+
+
+def test_of_a_sum_of_rewards_a_value_for_what_passes_is_suggested() -> None:
+    rewards = [{"use": "r.py:right", "weight": 2.0}, {"use": "r.py:short", "weight": 0.5}]
+    spec = TaskSpec.model_validate({"path": "q.jsonl", "rewards": rewards})
+    own = Tried(2.5, None, Mark.UNSAID, "", 0.1)
+    assert "for example 2, what full marks of r.py:right alone earn" in Trial(spec, own, ()).no_pass
+    assert "for example" not in Trial(TaskSpec(path="q.jsonl", reward="r.py:right"), own, ()).no_pass
 
 
 def test_a_reward_is_found_beside_the_configuration_and_excludes_a_verifier(

@@ -371,7 +371,7 @@ def test_config_check_tries_a_reward_where_a_run_would_score(
     warnings = [line for line in told.stdout.splitlines() if line.startswith("warning:") and "verifier mine" in line]
     assert ([words in line for line in warnings] == [True]) if words else warnings == []
     (figures,) = [line for line in told.stdout.splitlines() if line.startswith("reward: ")]
-    assert ("the reference earns 2, " in figures and "of two rewards the higher one passes" in figures) == (words is None)
+    assert ("the reference earns 2, " in figures and "the higher of two rewards passes" in figures) == (words is None)
 
 
 PARTS = """

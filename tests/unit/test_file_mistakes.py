@@ -84,9 +84,10 @@ def test_one_row_without_the_column_is_a_bad_row_and_a_file_without_it_has_no_su
     told = refused(written(tmp_path / "all.jsonl", *({"text": f"q{n}", "anwser": n, "id": n} for n in range(30))))
     assert told == [
         "there is no column 'question' (nor prompt, problem, messages); its columns are anwser, id, text; set `question` "
-        "(`swarm task`: --columns) to the questions' column",
+        "(`swarm new`: --question; `swarm task`: --columns) to the questions' column",
         "there is no column 'answer' (nor ground_truth, final_answer, solution, reward_model.ground_truth); its columns are "
-        "anwser, id, text (did you mean anwser?); set `answer` (`swarm task`: --columns) to the answers' column",
+        "anwser, id, text (did you mean anwser?); set `answer` (`swarm new`: --answer; "
+        "`swarm task`: --columns) to the answers' column",
     ]
     told = refused(written(tmp_path / "one.jsonl", {"text": "q", "answer": 1}, {"text": "r", "answer": None}))
     assert len(told) == 2 and told[1].startswith("line 2: column 'answer': has no value"), "the other column is looked at too"

@@ -358,7 +358,7 @@ def test_every_mistake_of_a_csv_is_told_by_line(tmp_path: Path) -> None:
         "line 3: it has 3 fields, separated by commas, and the header 2",
         "line 4: not CSV",
         "line 5: column 'answer': is empty",
-        "line 7: it has 1 fields",
+        "line 7: it has 1 fields, separated by commas, and the header 2: write an empty field",
         "line 9: not CSV (unexpected end of data)",
     ]
     assert len(told) == len(begins) and all(map(str.startswith, told, begins)), told

@@ -97,7 +97,7 @@ def test_held_out_answers_are_shown_version_by_version(tmp_path: Path) -> None:
     assert [shown.index(word) for word in ("five", "seven", "1 (right)")] == sorted(
         shown.index(word) for word in ("five", "seven", "1 (right)")
     )
-    assert "0 (wrong)" in shown and "0.5 (in part)" in shown, "as `swarm rollouts` without --eval says it"
+    assert "0 (wrong)" in shown and "0.5 (part of the reward)" in shown, "as `swarm rollouts` without --eval says it"
     assert not set("\x1b\x07\u202e\u2066") & set(shown)
     few = swarm(tmp_path, "--eval", "gcd", "--limit", "2").stdout
     assert "seven" not in few and "1 version in between is left out" in few

@@ -11,7 +11,7 @@ function groupLine(group, seen = null, stands = true) {
   return el("li", { class: "card" },
     el("p", { class: "facts" }, ...facts),
     el("p", {}, el("a", { class: "question", dir: "auto", href: route("group", group.taker, group.step, group.place), text: group.question || "(an empty question)" })),
-    group.best ? el("p", { class: "best", dir: "auto" }, el("span", { class: "label", text: new Set(group.rewards).size > 1 || group.passed?.some(Boolean) ? "best answer " : "an answer " }), name(group.best)) : null,
+    group.best ? el("p", { class: "best", dir: "auto" }, el("span", { class: "label", text: group.passed?.some(Boolean) ? "best answer " : new Set(group.rewards).size > 1 ? "highest reward " : "an answer " }), name(group.best)) : null,
     rewardsLine(group.rewards, group.passed, group.completions, group.left, local));
 }
 
