@@ -55,6 +55,8 @@ def _has_curves(folder: Path) -> bool:
 MOST_TASKS = 12
 """The most datasets with their own diagram; the mean over all would hide which one is learned."""
 _LARGEST = 1e100
+Z_95 = 1.96
+"""Standard errors on each side of a 95 % interval."""
 SMOOTHED_POINTS = 60
 """A curve is smoothed with a window that leaves about this many independent points."""
 THINNEST, WIDER, MOST_WIDER = 1.2, 1.6, 4
@@ -167,8 +169,8 @@ def _draw_task(axis: Axes, name: str, title: str, comparisons: Mapping[Path, Com
 
 def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], looks: dict[Path, Look]) -> None:
     """Draw all nodes in one panel from 0 to 1, because on an axis that fits the data noise looks
-    like learning. Bars are one standard error, from each evaluation's number of tasks. Results that
-    cannot be compared with a node's newest are not drawn, and the legend says so.
+    like learning. Bars are 95 % intervals, from each evaluation's number of tasks, as on the page.
+    Results that cannot be compared with a node's newest are not drawn, and the legend says so.
     """
     by_reward = any(each.newest.pass_rate is None for each in by_node.values() if each.newest is not None)
     axis.set_title(f"Held-out {'mean reward, no pass defined' if by_reward else 'pass rate'} (tasks never trained on)", fontsize=11)
@@ -181,31 +183,31 @@ def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], looks: dict[P
         sizes |= {evaluation.n for evaluation in comparison.alike}
         points = comparison.values
         versions, rates = [each.policy_version for each, _ in points], [value for _, value in points]
-        bars = [0.0 if by_reward else standard_error(value, each.n) for each, value in points]
+        bars = None if by_reward else list(zip(*(error_bar(value, each.n) for each, value in points), strict=True))
         label = _plain(folder.name) + (f" ({comparison.why_no_base})" if comparison.why_no_base else "")
         axis.errorbar(versions, rates, yerr=bars, **looks[folder].options, marker="o", capsize=2, label=label)
     _finish(axis)
     _honest_limits(axis, [value for each in by_node.values() for _, value in each.values])
     if sizes:
         counts = " or ".join(str(size) for size in sorted(sizes))
-        axis.set_xlabel(f"policy version  ({counts} tasks{'' if by_reward else ', bars: one standard error'})")
+        axis.set_xlabel(f"policy version  ({counts} tasks{'' if by_reward else ', bars: 95 % interval'})")
 
 
 def _draw_set(axis: Axes, name: str, sets: Mapping[Path, dict[str, SetCurve]], looks: dict[Path, Look]) -> None:
-    """Draw avg@k with bars of one standard error over questions, pass@k dashed, and the base
-    policy's avg@k as a dotted line.
+    """Draw avg@k with bars of a 95 % interval over questions, pass@k dashed, and the base policy's
+    avg@k as a dotted line.
     """
     curves = {folder: curves[name] for folder, curves in sets.items() if name in curves}
     newest = next(iter(curves.values())).newest
     axis.set_title(
         f"Evaluation set {_plain(name)}: {newest.words()}{f', pass@{newest.k} dashed' if newest.pass_at else ''}", fontsize=11
     )
-    axis.set_xlabel(f"policy version  ({newest.questions} questions, bars: one standard error)")
+    axis.set_xlabel(f"policy version  ({newest.questions} questions, bars: 95 % interval)")
     axis.set_ylabel(newest.words())
     values: list[float] = []
     for folder, curve in curves.items():
         versions, scores = [each.policy_version for each in curve.results], [each.score or 0.0 for each in curve.results]
-        errors = [each.error for each in curve.results]
+        errors = [Z_95 * each.error for each in curve.results]
         axis.errorbar(versions, scores, yerr=errors, **looks[folder].options, marker="o", capsize=2, label=_plain(folder.name))
         if all(each.at_k is not None for each in curve.results) and newest.k > 1:
             axis.plot(versions, [each.at_k or 0.0 for each in curve.results], **looks[folder].options, linestyle="--")
@@ -317,6 +319,12 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def standard_error(rate: float, n: int) -> float:
-    """Standard error of a rate measured on `n` tasks."""
-    return math.sqrt(rate * (1 - rate) / n) if n else 0.0
+def error_bar(rate: float, n: int) -> tuple[float, float]:
+    """How far the 95 % interval (Wilson's) of a rate measured on `n` tasks extends below and above
+    it.
+    """
+    if not n:
+        return 0.0, 0.0
+    middle = (rate + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
+    half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(rate * (1 - rate) / n + Z_95**2 / (4 * n**2))
+    return max(0.0, rate - middle + half), max(0.0, middle + half - rate)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.plot import draw_curves, find_run, plot, standard_error, trailing_mean
+from swarm_cli.observe.plot import draw_curves, error_bar, find_run, plot, trailing_mean
 from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
 
 REPO = Path(__file__).parents[2]
@@ -100,10 +100,11 @@ def test_torn_and_repeated_lines_do_not_count_twice(tmp_path: Path) -> None:
     assert [evaluation.pass_rate for evaluation in read_evaluations(tmp_path)] == [0.1]
 
 
-def test_the_trailing_mean_and_the_standard_error_are_those_worked_out_by_hand() -> None:
+def test_the_trailing_mean_and_the_95_percent_interval_are_those_worked_out_by_hand() -> None:
     assert trailing_mean([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
-    assert standard_error(0.5, 100) == pytest.approx(0.05)
-    assert standard_error(0.5, 0) == 0.0
+    below, above = error_bar(0.83, 200)
+    assert (0.83 - below, 0.83 + above) == (pytest.approx(0.772, abs=5e-4), pytest.approx(0.876, abs=5e-4)), "as on the page"
+    assert error_bar(0.0, 16)[0] == 0.0 and error_bar(0.5, 0) == (0.0, 0.0)
 
 
 def _curves(folder: Path, monkeypatch: pytest.MonkeyPatch, rewards: list[float], sets: list[float]) -> dict[str, Axes]:
