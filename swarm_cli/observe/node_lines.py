@@ -40,14 +40,15 @@ NAME_CHARACTERS = 32
 """Longest text for a node's name, a state or a reason: the length that a name may have."""
 
 
-def node_lines(node: NodeState, *, fresh: bool = True) -> list[Text]:
+def node_lines(node: NodeState, *, fresh: bool = True, alone: bool = False, resumed: bool = False) -> list[Text]:
     """The three lines; one for a node whose streams are gone or unread. fresh: what is shown is of
-    now; else it was seen last, and no rate holds.
+    now; else it was seen last, and no rate holds. alone: it has nobody to share with. resumed: its
+    groups are counted since this start, its steps from the run's beginning.
     """
     if node.lost or node.unread:
         words = f"  {MARKS[node.kind]} {visible(node.words)}"
         return [Text.assemble((visible(node.node, NAME_CHARACTERS), "bold"), (words, STYLES[node.health]))]
-    return [_head(node, fresh), Text("  ").append(_groups(node)), Text("  ").append(_doings(node, fresh))]
+    return [_head(node, fresh), Text("  ").append(_groups(node, alone, resumed)), Text("  ").append(_doings(node, fresh))]
 
 
 def sparkline(values: Sequence[float], columns: int) -> str:
@@ -103,7 +104,7 @@ def _head(node: NodeState, fresh: bool) -> Text:
     return text.append("  " + sparkline([value for _, value in compared.values], SPARK_COLUMNS), style="cyan")
 
 
-def _groups(node: NodeState) -> Text:
+def _groups(node: NodeState, alone: bool, resumed: bool) -> Text:
     """Counts of groups, with the reason for most refusals."""
     made, shared, taken, refused = (
         node.total(role, figure) if any(status.figures for status in node.statuses) else None
@@ -116,9 +117,11 @@ def _groups(node: NodeState) -> Text:
     )
     waits = node.figure("verifier", StatusFigure.OUTBOX)
     sent = f"shared {number(shared)}{f' (outbox {number(waits)})' if waits else ''}"
-    text = Text(f"made {number(made)}  {sent}  taken {number(taken)}  ")
-    reasons = node.refusals()
-    text.append(f"refused {number(refused)}{f': {reasons}' if reasons else ''}", style="yellow" if refused else "")
+    text = Text(f"made {number(made)}{' since this start' if resumed else ''}")
+    if not alone or shared or taken or refused:
+        text.append(f"  {sent}  taken {number(taken)}  ")
+        reasons = node.refusals()
+        text.append(f"refused {number(refused)}{f': {reasons}' if reasons else ''}", style="yellow" if refused else "")
     dead = next((fill.state.messages for fill in node.streams if fill.stream == subjects.node_dead_letters_stream(node.node)), 0)
     if dead:
         text.append(f"  dead letters {number(dead)}", style="red")

@@ -1,5 +1,6 @@
-"""The progress of `swarm up`, a process that the Procfile starts: it prints every few seconds how
-far each node is, in the words of `swarm status`, and ends a run that has a number of steps.
+"""The progress of `swarm up`, a process that the Procfile starts: it prints at every change, or
+else once a minute, how far each node is, in the words of `swarm status`, and ends a run that has a
+number of steps.
 
 Lines are plain, without cursor movement, because honcho puts a prefix before each.
 """
@@ -7,6 +8,7 @@ Lines are plain, without cursor movement, because honcho puts a prefix before ea
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,13 +35,17 @@ from swarm_cli.target import Target, where_runs_are
 CONNECT_S = 5.0
 FINAL_EVALUATION_S = 180.0
 """How long to wait for the last evaluation before the run ends without it."""
+UNCHANGED_S = 60.0
+"""How long nothing is printed while only counts and times change."""
+_NUMBER = re.compile(r"[0-9][0-9.,]*")
 
 
-def row_lines(node: NodeState, elapsed_s: float) -> list[str]:
+def row_lines(node: NodeState, elapsed_s: float, *, alone: bool = False, resumed: bool = False) -> list[str]:
     """The lines of a node: of one that runs well without what its processes do, of one that starts
-    without the groups that it has not made yet. elapsed_s: since the run was started.
+    without the groups that it has not made yet. elapsed_s: since the run was started. alone,
+    resumed: as for `node_lines`.
     """
-    head, *rest = (line.plain for line in node_lines(node))
+    head, *rest = (line.plain for line in node_lines(node, alone=alone, resumed=resumed))
     shown = rest[-1:] if node.kind == "starting" else rest[:1] if node.health in ("good", "rest") else rest
     return [f"{_clock(elapsed_s):>7}  {head}", *(f"{'':>7}{line}" for line in shown)]
 
@@ -101,6 +107,11 @@ class ProgressView:
         self._every_s = every_s
         self._run_dir = config.node.var_dir / "runs" / config.node.run
         self._rates = StepRates()
+        self._alone = len(nodes) == 1 and config.sampler.external == 0
+        self._resumed: set[str] | None = None
+        """The nodes that had taken steps at the first look."""
+        self._told: object = None
+        self._told_at = 0.0
         # Not this view's own start: it is started again after a crash.
         now = time.time()
         self._since = min(running_since(self._run_dir) or now, now)
@@ -118,17 +129,33 @@ class ProgressView:
             if nodes is None:
                 continue
             heard_at = time.monotonic()
-            for node in nodes:
-                for line in row_lines(node, heard_at - self._began):
+            if self._resumed is None:
+                self._resumed = {node.node for node in nodes if node.step}
+            remedies = await asyncio.to_thread(self._remedies, nodes)
+            if self._is_news(nodes, remedies, heard_at):
+                for node in nodes:
+                    told = row_lines(node, heard_at - self._began, alone=self._alone, resumed=node.node in self._resumed)
+                    for line in told:
+                        _say(line)
+                for line in remedies:
                     _say(line)
-            for line in await asyncio.to_thread(self._remedies, nodes):
-                _say(line)
             if self._steps and steps_done(nodes, self._steps):
                 steps_done_at = steps_done_at or heard_at
                 waited_s = heard_at - steps_done_at
                 if self._evaluated(nodes) or waited_s > self._patience_s():
                     self._close(nodes, complete=self._evaluated(nodes))
                     return
+
+    def _is_news(self, nodes: Sequence[NodeState], remedies: Sequence[str], now: float) -> bool:
+        """Check whether anything but counts and times has changed, or a minute has passed, since
+        lines were printed.
+        """
+        told = [(node.kind, node.step, node.version, node.held_out, _NUMBER.sub("", node.words)) for node in nodes]
+        seen = (told, [_NUMBER.sub("", line) for line in remedies])
+        if seen == self._told and now - self._told_at < UNCHANGED_S:
+            return False
+        self._told, self._told_at = seen, now
+        return True
 
     async def _read(self, heard_at: float) -> list[NodeState] | None:
         run = self._run_dir.name
@@ -172,7 +199,9 @@ class ProgressView:
         _say(f"all nodes have taken {count(self._steps, 'step')}, {minutes:.1f} minutes after this start")
         if not complete:
             _say(f"the last policy was not evaluated within {self._patience_s():.0f} s: see generator.log")
-        for line in (line.plain for node in nodes for line in node_lines(node)):
+        resumed = self._resumed or set()
+        shown = [node_lines(node, alone=self._alone, resumed=node.node in resumed) for node in nodes]
+        for line in (line.plain for each in shown for line in each):
             _say(line)
         for line in run_verdicts(self._run_dir, self._names):
             _say(line)

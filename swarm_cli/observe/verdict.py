@@ -169,8 +169,7 @@ def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldO
     if comparison.why_no_base:
         return HeldOutVerdict(Outcome.UNKNOWN, comparison.why_no_base)
     if newest is None or base is None or len(alike) < 2:
-        unasked = "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
-        return HeldOutVerdict(Outcome.UNKNOWN, lost or unasked)
+        return HeldOutVerdict(Outcome.UNKNOWN, lost or _missing(evaluations))
     if newest.pass_rate is None or base.pass_rate is None:
         words = f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
         return HeldOutVerdict(Outcome.UNKNOWN, words)
@@ -240,6 +239,16 @@ def _untrained(steps: Sequence[Mapping[str, Any]], counts: Mapping[tuple[str, st
     if {cause for _, cause in counts} == {Mark.NOT_APPLICABLE.cause}:
         return f"no step was trained, and nothing can be learnt: the reward returned None for all {sum(counts.values()):,} answers"
     return "no step was trained"
+
+
+def _missing(evaluations: Sequence[Evaluation]) -> str:
+    """Say which evaluation a judgement lacks."""
+    how = "`swarm eval var/runs/RUN/NODE` evaluates the newest checkpoint"
+    if not evaluations:
+        return f"no held-out evaluation is on record (eval.tasks): {how}"
+    if evaluations[-1].policy_version == 0:
+        return f"nothing was evaluated after step 0 (eval.every_versions): {how}"
+    return "the base policy was not evaluated, so there is nothing to compare with"
 
 
 def _unknown(counts: Mapping[tuple[str, str], int], evaluations: Sequence[Evaluation], names: FileNames) -> list[str]:

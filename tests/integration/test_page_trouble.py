@@ -162,6 +162,14 @@ def test_only_an_answer_that_does_not_come_is_a_dashboard_that_does_not_answer(b
         assert page.locator("#leaderboard, #exchange").count() == 0, "one node has no leaderboard, and nobody taught it"
         assert " yet" not in page.locator("main").inner_text(), "nothing more comes of a run that has ended"
         looker.check()
+        row = {**SEEN_END["leaderboard"][0], "unknown": 0, "version": 0, "base": 0.5, "curve": [[0, 0.5, 16]], "best": [0, 0.5, 16]}
+        told = {**SEEN_END, "leaderboard": [row]}
+        page.evaluate("show()")
+        page.get_by_role("heading", name="Nothing was evaluated after step 0").wait_for()
+        page.get_by_text("To evaluate the newest checkpoint: swarm eval").wait_for()
+        steps = page.locator("#answer .chart").first.locator("text[y='215']").all_text_contents()
+        assert steps == ["step 0", "1"], "steps are whole numbers"
+        looker.check()
         told = {**QUIET_END, "state": "running"}  # without nodes: no dashboard tells that, so the page fails
         page.evaluate("show()")
         assert page.locator("#problem h1").inner_text() == "! This page has an error"

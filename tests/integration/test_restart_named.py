@@ -70,7 +70,9 @@ def test_status_top_and_the_progress_view_name_the_restart_of_a_silent_process(s
         with subprocess.Popen(line, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as progress:
             assert progress.stdout is not None
             try:
-                lines = [progress.stdout.readline() for _ in range(12)]
+                lines = [progress.stdout.readline()]
+                while len(lines) < 12 and f"         {NAMED}\n" not in lines:
+                    lines.append(progress.stdout.readline())
             finally:
                 progress.kill()
         assert f"         {NAMED}\n" in lines, lines

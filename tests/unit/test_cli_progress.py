@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 from msgspec import structs
 
+from shared.config import load_config
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, LeaseRecord, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.status_figures import EVALUATING_BASE, FIRST_GROUPS, LOADING_POLICY, STARTING, STOPPED
@@ -15,9 +17,10 @@ from shared.roles import ROLES
 from shared.transport.base import KvEntry
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.node_lines import findings
 from swarm_cli.observe.node_state import NodeState, duration
-from swarm_cli.observe.progress import evaluations_done, row_lines, steps_done
+from swarm_cli.observe.progress import ProgressView, evaluations_done, row_lines, steps_done
 from swarm_cli.observe.remedies import unanswered
 from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import SwarmState, held_out_history, node_state
@@ -314,6 +317,24 @@ def test_a_row_is_the_nodes_line_of_status_with_the_time_and_what_is_wrong_below
     assert "reward 0.625" in groups
     *_, third = row_lines(view(12, evaluated=10, statuses=statuses[:2]), 65.0)
     assert third.strip().startswith(f"no word from {ROLES[2]}, {ROLES[3]}")
+    _, groups = row_lines(well, 65.0, alone=True, resumed=True)
+    assert "made 0 since this start" in groups and not {"shared", "taken", "refused"} & set(groups.split())
+
+
+def test_progress_is_printed_when_something_changes_and_else_once_a_minute(tmp_path: Path) -> None:
+    config = load_config(DEMO_CONFIG, {"node": {"var_dir": str(tmp_path)}})
+    progress = ProgressView(config, ["alpha"], 0, 5.0)
+    waits = view(12, statuses=tuple(status(role) for role in ROLES))
+    late = view(12, statuses=waits.statuses, rate=3.0)
+    looks = [
+        (waits, 0.0),
+        (late, 5.0),
+        (late, 55.0),
+        (view(13, statuses=waits.statuses), 57.0),
+        (view(13, statuses=waits.statuses), 117.0),
+    ]
+    printed = [at for node, at in looks if progress._is_news([node], [], at)]
+    assert printed == [0.0, 57.0, 117.0]
 
 
 def test_a_base_score_is_by_the_measure_of_the_newest_or_left_out() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -323,6 +324,17 @@ def test_the_remedy_is_the_page_about_what_is_wrong(record: list[float], held_ou
     *_, remedy = found.lines("alpha")
     assert found.outcome is Outcome.FAILED and f"/{page}.md" in remedy
     assert all((Path(__file__).parents[2] / "docs" / "runbooks" / f"{name}.md").is_file() for _, name in _RUNBOOKS)
+
+
+def test_a_run_that_is_not_judged_says_which_evaluation_is_missing() -> None:
+    base = Evaluation(0, 0.25, 200)
+    for evaluations, missing in (
+        ([], "no held-out evaluation"),
+        ([base], "nothing was evaluated after step 0"),
+        ([replace(base, policy_version=6)], "base policy was not evaluated"),
+    ):
+        told = verdict([], evaluations).reasons[0]
+        assert missing in told and ("swarm eval" in told) == (missing[0] == "n")
 
 
 def test_a_destroyed_record_of_evaluations_is_named_instead_of_the_settings(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ function answer(told, { name: mine, row, alike, node, over }) {
   if (told.state === "starting" && (!row || row.version === 0)) return ["Starting: the first step comes next", base && !row.by_reward ? `Untrained, it gets ${rightOf(base)} held-out questions right. They are never trained on.` : STATES.starting[2]];
   if (!row) return [titled(over ? "No held-out score is on record" : "No held-out score yet"), told.state === "ended" ? "" : "Each node first evaluates its base policy, and then a version every now and then."];
   if (row.by_reward) return [titled(`Held-out reward ${ratio(row.newest)}${base ? `, ${ratio(row.base)} before training` : ""}`), `It is a mean reward; ${NO_PASS}.`];
+  if (row.outcome === "unknown" && row.version === 0 && over) return [titled("Nothing was evaluated after step 0"), `The base policy gets ${rightOf(newestOf(row))} held-out questions right. To evaluate the newest checkpoint: ${told.ended?.next.map(([, command]) => command).find((each) => each.startsWith("swarm eval")) || `swarm eval var/runs/RUN/${mine}`}`];
   if (row.outcome === "unknown") return [titled(row.version === 0 ? `The base policy gets ${ratio(row.newest, 2)}; the next score will tell` : over ? "Not judged" : "Not judged yet"), row.version === 0 ? `It gets ${rightOf(newestOf(row))} held-out questions right. They are never trained on.` : `${row.words[0].toUpperCase()}${row.words.slice(1)}.`];
   const better = alike.filter(isBetter), one = alike.length === 1, all = better.length === alike.length;
   const who = one ? "Your model" : !all ? `${better.length} of ${alike.length} models` : alike.length === 2 ? "Both models" : `All ${alike.length} models`, many_ = !one && better.length !== 1;
@@ -71,7 +72,7 @@ function heldOutChart({ row, alike, steps }) {
   const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spoken });
   const levels = least < 0 ? [least, 0, most] : most === 1 ? [0, 0.25, 0.5, 0.75, 1] : ticks(most, 5);
   for (const level of levels) picture.append(svg("line", { class: level ? "grid" : "axis", x1: left, x2: width - right, y1: y(level), y2: y(level) }), label_at(level ? level.toFixed(2) : "0", left - 7, y(level) + 4.5, "end"));
-  for (const step of narrow ? [0, Math.round(end / 2), end] : ticks(end, 6)) picture.append(label_at(step === 0 ? "step 0" : count(step), x(step), height - 5, step === 0 ? "start" : step === end ? "end" : "middle"));
+  for (const step of new Set(narrow ? [0, Math.round(end / 2), end] : ticks(end, 6).filter(Number.isInteger))) picture.append(label_at(step === 0 ? "step 0" : count(step), x(step), height - 5, step === 0 ? "start" : step === end ? "end" : "middle"));
   if (shown && row.curve.length > 1) picture.append(svg("polygon", { class: "band", points: [...row.curve.map((each) => [each[0], interval(each)[1]]), ...row.curve.toReversed().map((each) => [each[0], interval(each)[0]])].map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ") }));
   if (base) picture.append(svg("line", { class: "base", x1: left, x2: width - right, y1: y(row.base), y2: y(row.base) }));
   const ends = [];
@@ -172,7 +173,7 @@ const shortened = (text) => { const whole = text.trim(), parts = whole.split(/\n
 function judged(one, unscored = false) {
   if (!one) return el("span", { class: "soft small", text: "not on record" });
   const [text, reward, passed, parts] = one, kind = unscored ? "scored" : reward === null ? "unknown" : passed === null ? "scored" : passed ? "right" : reward > 0 ? "part" : "wrong";
-  const [mark, words] = { right: ["✓", "Right: "], wrong: ["✗", "Wrong: "], part: ["◐", "Right in part: "], scored: ["–", ""], unknown: ["?", "Without a known reward: "] }[kind];
+  const [mark, words] = { right: ["✓", "Right: "], wrong: ["✗", "Wrong: "], part: ["◐", "Part of the reward: "], scored: ["–", ""], unknown: ["?", "Without a known reward: "] }[kind];
   const each = Object.entries(parts || {}).map(([reward, value]) => `${reward} ${value === null ? "does not apply" : ratio(value, 2)}`);
   const told = [reward !== null && (kind === "part" || kind === "scored") ? `reward ${ratio(reward, 2)}` : kind === "unknown" ? "its reward is unknown" : "", each.join(", ")].filter(Boolean).join(": ");
   return el("div", { class: `verdict ${kind}` }, el("span", { class: "m", "aria-hidden": "true", text: mark }), el("span", {}, el("span", { class: "hidden", text: words }), el("span", { class: "say", dir: "auto", text: text.trim().replace(/\n\s*\n+/g, "\n") || "(empty)" })), told ? el("small", { text: told }) : null);

@@ -166,7 +166,7 @@ function trainedOnBy(told, node) {
   return `${many(sum(mine) - sum(others), "local group")}${told.nodes.length > 1 ? `, ${count(sum(others))} from others` : ""}`;
 }
 
-/** The nodes and the operator's matters: one line while all is well. */
+/** The nodes and how they run: one line while all is well. */
 function nodesSection(told) {
   const nodes = told.nodes || [];
   if (!nodes.length) return null;
@@ -181,7 +181,7 @@ function nodesSection(told) {
   const bad = Boolean(ALARMS[told.state] || troubleOf(told)), here = nodes.filter(({ kind }) => kind !== "elsewhere"), away = here.reduce((sum, node) => sum + (node.away || []).length, 0);
   const answering = isDone(told) || isUnsure(told) ? "" : `${4 * here.length - away} of ${many(4 * here.length, "process answers", "processes answer")}. `;
   const sum = bad ? "Something is wrong. " : isDone(told) ? `${STATES[told.state][1]}. ` : told.state === "starting" ? "Starting. " : "All is well. ";
-  const fold = el("details", { class: "fold", id: "fold", open: chosen.fold ?? bad }, el("summary", { onclick: ({ currentTarget }) => { chosen.fold = !currentTarget.parentElement.open; } }, el("b", { class: bad ? "warn" : "", text: sum }), answering, el("span", { class: "soft", text: `${many(nodes.length + told.nodes_left_out, "node")} and the operator's matters` })),
+  const fold = el("details", { class: "fold", id: "fold", open: chosen.fold ?? bad }, el("summary", { onclick: ({ currentTarget }) => { chosen.fold = !currentTarget.parentElement.open; } }, el("b", { class: bad ? "warn" : "", text: sum }), answering, el("span", { class: "soft", text: `${many(nodes.length + told.nodes_left_out, "node")} and how ${nodes.length + told.nodes_left_out === 1 ? "it runs" : "they run"}` })),
     scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))),
     leftOut(told.nodes_left_out, "node"), told.earlier?.length ? el("p", { class: "hint", text: `Not shown, as earlier runs left them on this server: ${told.earlier.slice(0, 8).join(", ")}${told.earlier.length > 8 ? ` and ${told.earlier.length - 8} more` : ""}.` }) : null, leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"),
     el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, el("span", {}, ...worded("`swarm top` shows the same in a terminal"))));
