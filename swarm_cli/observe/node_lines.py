@@ -164,7 +164,7 @@ def findings(node: NodeState) -> list[str]:
         found.append(f"another machine holds this name: {visible(', '.join(others), 200)}")
     found += [f"no stream space: {name} is {ratio:.0%} full" for name, ratio in nearly_full(node)]
     if (unknown := sum(node.unknown_rewards.values())) and node.none_scored not in found:
-        found.append(f"{unknown:,} answers without a known reward")
+        found.append(f"the rewards of {unknown:,} answers are unknown")
     return found
 
 

@@ -256,7 +256,7 @@ def _unknown(counts: Mapping[tuple[str, str], int], evaluations: Sequence[Evalua
     by_source = [
         f"{answers:,} of {visible(names.shown(dataset), 64)} ({visible(cause, 32)})" for (dataset, cause), answers in counts.items()
     ]
-    told = [f"answers without a known reward, which counted for nothing: {', '.join(by_source)}"] if counts else []
+    told = [f"answers whose reward is unknown, so they taught nothing: {', '.join(by_source)}"] if counts else []
     short = [each for each in evaluations if each.unknown]
     if short:
         left_out, asked = sum(each.unknown for each in short), sum(each.n + each.unknown for each in short)
