@@ -50,6 +50,8 @@ class Newcomer:
     def __init__(self) -> None:
         self._revision: int | None = None
         self._since_s = self._last_s = 0.0
+        self.wait_s = 0.0
+        """Seconds from the last look until it may take the lease, if nobody renews it."""
 
     def look(self, *, free: bool, revision: int, now_s: float, lease_s: float) -> Verdict:
         """Judge the lease as read at `now_s`.
@@ -66,6 +68,7 @@ class Newcomer:
         if self._revision is None or now_s - self._last_s > max(_GAP_S, _GAP_PART * lease_s):
             self._revision, self._since_s = revision, now_s
         self._last_s = now_s
+        self.wait_s = max(0.0, lease_s - (now_s - self._since_s))
         return "take" if now_s - self._since_s >= lease_s else "wait"
 
 
@@ -124,6 +127,11 @@ class Lease:
         self._held_back = ""
         self.seen: LeaseRecord | None = None
         """The holder when the lease was last read."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds from the last look until this process may take the lease, if nobody renews it."""
+        return self._newcomer.wait_s
 
     async def look(self) -> Verdict:
         """Read the lease, and take it if the rules allow that. Raises TransportError."""

@@ -16,12 +16,14 @@ from shared.cancelling import cancel_and_wait
 from shared.config.node_sections import ProcessConfig
 from shared.contracts import subjects
 from shared.contracts.control import LeaseRecord
+from shared.contracts.status_figures import STARTING, STATUS_INTERVAL_S
 from shared.contracts.subjects import FINDINGS_KEY, SENDERS_PREFIX
 from shared.lease.folder import FolderLock, FolderTaken
 from shared.lease.holder import Lease, LeaseLost, described
 from shared.lease.name import NameTaken, take_name
 from shared.roles import SEVERAL
 from shared.runtime.logs import Log
+from shared.runtime.status import StatusBoard
 from shared.transport.base import NotConnected, Transport, TransportError
 
 RENEWALS = 6
@@ -75,13 +77,14 @@ async def lock_folder(config: ProcessConfig, role: str, log: Log) -> FolderLock 
         return None
 
 
-async def take_lease(plane: Transport, config: ProcessConfig, role: str, place: str, log: Log) -> Lease:
-    """Wait until this process holds the lease of its role or replica.
+async def take_lease(plane: Transport, config: ProcessConfig, status: StatusBoard, place: str, log: Log) -> Lease:
+    """Wait until this process holds the lease of its role or replica. Its state says meanwhile for
+    whose lease it waits, and until when; it is reported once the holder has missed two renewals.
 
     Raises: NameTaken: another run has the name, or a live process has the lease. NotConnected: the
     server does not answer for too long.
     """
-    node, lease_s = config.node.id, config.node.lease_s
+    node, lease_s, role = config.node.id, config.node.lease_s, status.role
     await take_name(plane, node, config.node.run, config.nats.node_url)
     record = LeaseRecord(
         holder=uuid.uuid4().hex,
@@ -94,7 +97,7 @@ async def take_lease(plane: Transport, config: ProcessConfig, role: str, place: 
     )
     key = subjects.LEASE_PREFIX + lease_name(role, config.node.replica)
     lease = Lease(plane.kv, subjects.node_bucket(node), key, record)
-    started, told = time.monotonic(), False
+    started, told, reported = time.monotonic(), False, 0.0
     reason = f"the holder of {key} was not known in time"
     while time.monotonic() - started < 3 * lease_s + config.nats.connect_timeout_s:
         try:
@@ -102,6 +105,7 @@ async def take_lease(plane: Transport, config: ProcessConfig, role: str, place: 
         except TransportError as error:
             verdict, reason = "wait", str(error)
         if verdict == "take":
+            status.state(STARTING)
             return lease
         if verdict == "held":
             raise NameTaken(
@@ -112,6 +116,13 @@ async def take_lease(plane: Transport, config: ProcessConfig, role: str, place: 
         if not told and lease.seen is not None:
             told, lease_s = True, max(lease_s, lease.seen.lease_s)
             log.info("waiting_for_the_name", held_by=described(lease.seen), until=f"it is renewed, or silent for {lease_s:g} s")
+        if lease.seen is not None:
+            until = time.strftime("%H:%M:%S UTC", time.gmtime(time.time() + lease.wait_s))
+            status.state(f"waiting until {until} for the lease of {described(lease.seen)}")
+            # Until then the key of the status is the holder's. One that comes back writes it again.
+            if lease_s - lease.wait_s > 2 * lease_s / RENEWALS and time.monotonic() - reported > STATUS_INTERVAL_S:
+                await status.report_once(plane)
+                reported = time.monotonic()
         await asyncio.sleep(min(0.5, lease_s / 20))
     raise NotConnected(f"{config.nats.node_url}: {reason}. Check the NATS server and its permissions (`swarm nats config`)")
 

@@ -156,10 +156,12 @@ async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) 
     plane: Transport | None = None
     folder: FolderLock | None = None
     known: KnownStreams | None = None
+    replica = status_replica(role, config.node.replica)
+    status = StatusBoard(config.node.id, role, replica, config.node.role_names)
 
     def not_ready_because() -> str | None:
         if context is None:
-            return "starting"
+            return status.snapshot().state
         if not context.node.connected:
             return "not connected to NATS"
         if known is not None and known.missing:
@@ -181,13 +183,11 @@ async def _live(role: Role, config: C, build: Callable[[C], Service], log: Log) 
     beating = asyncio.create_task(heartbeat.beat())
     try:
         folder = await lock_folder(config, role, log)
-        joined = await _join_node_plane(config, role, folder.place if folder else "", log, stopping)
+        joined = await _join_node_plane(config, status, folder.place if folder else "", log, stopping)
         if joined is None:
             return 0
         plane, lease, known = joined
         async with leased(plane, lease, config, role, log) as node:
-            replica = status_replica(role, config.node.replica)
-            status = StatusBoard(config.node.id, role, replica, config.node.role_names)
             context = ServiceContext(config, role, replica, node, log, registry, status, stopping, planes=planes)
             log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
             await _work(await asyncio.to_thread(build, config), context, lease, known, clock)
@@ -235,12 +235,12 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, known: 
 
 
 async def _join_node_plane(
-    config: ProcessConfig, role: Role, place: str, log: Log, stopping: asyncio.Event
+    config: ProcessConfig, status: StatusBoard, place: str, log: Log, stopping: asyncio.Event
 ) -> tuple[Transport, Lease, KnownStreams] | None:
     """The node plane, this process's lease on it, and its streams, which exist; None if the process
     is stopped in the meantime.
     """
-    attempt = asyncio.create_task(_open_node_plane(config, role, place, log))
+    attempt = asyncio.create_task(_open_node_plane(config, status, place, log))
     stop = asyncio.create_task(stopping.wait())
     await asyncio.wait({attempt, stop}, return_when=asyncio.FIRST_COMPLETED)
     if not attempt.done():
@@ -253,8 +253,13 @@ async def _join_node_plane(
         raise FatalError(str(error)) from None
 
 
-async def _open_node_plane(config: ProcessConfig, role: Role, place: str, log: Log) -> tuple[Transport, Lease, KnownStreams]:
-    nats, node = config.nats, config.node
+async def _open_node_plane(
+    config: ProcessConfig, status: StatusBoard, place: str, log: Log
+) -> tuple[Transport, Lease, KnownStreams]:
+    """The parts that `_join_node_plane` waits for, in the order in which nothing is written before
+    the name is known to be this run's.
+    """
+    nats, node, role = config.nats, config.node, status.role
     transport = await connect_node_plane(config, role)
     try:
         await check_name(transport, node.id, node.run, nats.node_url)
@@ -262,7 +267,7 @@ async def _open_node_plane(config: ProcessConfig, role: Role, place: str, log: L
         await prepare_node_streams(transport, node.id, create=nats.create_streams, replicas=nats.replicas)
         known = KnownStreams(transport, node.id, nats.node_url, log)
         await known.remember(role, node.run_dir)
-        return transport, await take_lease(transport, config, role, place, log), known
+        return transport, await take_lease(transport, config, status, place, log), known
     except BaseException:
         await transport.close()
         raise

@@ -124,7 +124,7 @@ class StatusBoard:
         """`roles`: those that the node has; empty: all four."""
         self._node = node
         self._roles = list(roles)
-        self._role = role
+        self.role = role
         self._replica = replica
         self._state = STARTING
         self._figures: dict[str, float] = {}
@@ -161,7 +161,7 @@ class StatusBoard:
     def snapshot(self) -> ServiceStatus:
         return ServiceStatus(
             node=self._node,
-            role=self._role,
+            role=self.role,
             replica=self._replica,
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -212,7 +212,7 @@ class StatusBoard:
             await self._write(transport, None)
 
     async def _write(self, transport: Transport, clock: ClockSkew | None) -> None:
-        bucket, key = node_bucket(self._node), status_key(self._role, self._replica)
+        bucket, key = node_bucket(self._node), status_key(self.role, self._replica)
         sent_at = time.time()
         revision = await transport.kv.put(bucket, key, encode(self.snapshot()))
         answered_at = time.time()

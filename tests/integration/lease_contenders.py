@@ -21,6 +21,7 @@ from shared.contracts.subjects import TRAINER_KEY, node_bucket
 from shared.lease.holder import LeaseLost
 from shared.lease.name import NameTaken
 from shared.runtime.naming import leased, take_lease
+from shared.runtime.status import StatusBoard
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
 from tests.constants import with_constants
@@ -34,7 +35,7 @@ async def live(config: NodeConfig, log: Path) -> None:
     plane = await connect(config.nats.node_url, name=log.stem, timeout_s=60.0)
     life, number = uuid.uuid4().hex[:8], 0
     try:
-        lease = await take_lease(plane, config, "trainer", "", structlog.get_logger())
+        lease = await take_lease(plane, config, StatusBoard(NODE, "trainer", "0"), "", structlog.get_logger())
         async with leased(plane, lease, config, "trainer", structlog.get_logger()) as node:
             while True:
                 number += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -20,9 +21,9 @@ import pytest
 from shared.config import NodeConfig, load_config
 from shared.config.model_section import ModelSection
 from shared.contracts.codec import decode
-from shared.contracts.control import LeaseRecord
+from shared.contracts.control import LeaseRecord, ServiceStatus
 from shared.contracts.messages import Batch
-from shared.contracts.subjects import TRAINER_KEY, lease_key, node_bucket
+from shared.contracts.subjects import SOLE_REPLICA, TRAINER_KEY, lease_key, node_bucket, status_key
 from shared.model.reading import load_tokenizer
 from shared.runtime import EXIT_CONFIG
 from shared.transport.base import Transport
@@ -188,6 +189,14 @@ async def test_a_suspended_holder_that_lost_its_lease_writes_nothing_when_it_com
         await here.trains(suspended)
         os.kill(suspended.pid, signal.SIGSTOP)
         successor = here.start(taken)
+
+        async def waits() -> bool:
+            entry = await here.plane.kv.get(node_bucket(here.node), status_key("trainer", SOLE_REPLICA))
+            status = decode(entry.value, ServiceStatus) if entry is not None else None
+            told = re.compile(rf"waiting until \d\d:\d\d:\d\d UTC for the lease of process {suspended.pid} on ")
+            return status is not None and status.pid == successor.pid and told.match(status.state) is not None
+
+        await until(waits)
         await here.held_by(successor)
         assert said(taken, successor, "waiting_for_the_name")
         await here.trains(successor)

@@ -69,7 +69,7 @@ async def test_every_role_takes_renews_and_gives_up_its_lease_with_its_own_key(s
     for role in ROLES:
         plane = await connect_node_plane(config, role)
         await check_name(plane, "delta", "test", "here")
-        lease = await take_lease(plane, config, role, "", log)
+        lease = await take_lease(plane, config, StatusBoard("delta", role, status_replica(role, config.node.replica)), "", log)
         async with leased(plane, lease, config, role, log) as node:
             await lease.renew()
             for key in sole_keys(role, config.node.replica):
