@@ -64,7 +64,7 @@ class Cluster:
     names: Mapping[str, set[str]]
     """Of the classes, by kind."""
     objects: Mapping[str, Sequence[Object]]
-    """By kind: quotas, storage classes, and the pods that answer DNS."""
+    """By kind: quotas, storage classes, NATS's servers, and the pods that answer DNS."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """For each kind that could not be read, why; rules do not judge it."""
 
@@ -237,11 +237,55 @@ def cluster_findings(overlay: Overlay, cluster: Cluster) -> list[Finding]:
         *_network_storage(overlay, cluster),
         *_unseen_by_prometheus(overlay, cluster),
         *_unreachable_dns(overlay, cluster),
+        *_steps_between(overlay, cluster),
         *(
             Finding(False, f"{kind} could not be read ({why}), so they were not checked", "ask for the right to list them")
             for kind, why in sorted(cluster.unread.items())
         ),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change that needs more than an apply: the version that brings it, what it is, and what to
+    do. docs/kubernetes-change.md has the same rows.
+    """
+
+    version: str
+    what: str
+    remedy: str
+
+
+STEPS = (
+    Step(
+        "0.1.0",
+        "groups are sent in message version 3, which older accounts refuse and older nodes do not read",
+        "run `swarm k8s secrets` before you apply, and upgrade all nodes of the swarm",
+    ),
+)
+_SERVERS = "statefulsets"
+
+
+def _release(objects: Iterable[Object]) -> tuple[int, ...] | None:
+    """The version in the label of NATS's StatefulSet; of one without the label (0,), as it is older
+    than the label. None if there is none, or a version that is no release's.
+    """
+    for each in objects:
+        if each["metadata"].get("name") == "nats":
+            text = (each["metadata"].get("labels") or {}).get("app.kubernetes.io/version", "0")
+            return tuple(map(int, text.split("."))) if re.fullmatch(r"\d+(\.\d+){0,3}", text) else None
+    return None
+
+
+def _steps_between(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Changes that need a step, between the version that runs and the one that would be applied."""
+    running = _release(cluster.objects.get(_SERVERS, ()))
+    applied = _release(overlay.with_kind("StatefulSet"))
+    if running is None or applied is None:
+        return
+    for step in STEPS:
+        if running < tuple(map(int, step.version.split("."))) <= applied:
+            yield Finding(False, f"since {step.version} {step.what}", step.remedy)
 
 
 _SELECTORS = {"PrometheusRule": "ruleSelector", "PodMonitor": "podMonitorSelector"}
@@ -407,6 +451,7 @@ def read_cluster(namespace: str, context: str, *, monitored: bool = False) -> Cl
     for kind, *question in (
         ("resourcequotas", "resourcequotas", "--namespace", namespace),
         ("storageclasses", "storageclasses"),
+        (_SERVERS, _SERVERS, "--namespace", namespace, "--selector", "app.kubernetes.io/component=nats"),
         *((("prometheuses", "prometheuses.monitoring.coreos.com", "--all-namespaces"),) if monitored else ()),
         *((_DNS, "pods", "--all-namespaces", "--selector", label) for label in _DNS_LABELS),
     ):

@@ -49,6 +49,7 @@ def fitting() -> Listed:
     """A cluster that the cluster overlay fits."""
     return {
         "resourcequotas": [],
+        "statefulsets": [],
         "runtimeclasses": [],
         "storageclasses": [storage_class("disks", "ebs.csi.aws.com", default=True), storage_class("files", "nfs.csi.k8s.io")],
         "priorityclasses": [named("PriorityClass", "system-cluster-critical", value=2000000000)],

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swarm_cli.app import app
-from swarm_cli.k8s.check import Cluster, cluster_findings, image_findings
+from swarm_cli.k8s.check import STEPS, Cluster, cluster_findings, image_findings
 from swarm_cli.k8s.overlay import Overlay, quantity
 from tests import forked
 from tests.k8s.cluster_shapes import Listed, dns_pod, named, quota
@@ -84,6 +85,28 @@ def test_a_missing_runtime_class_or_priority_class_is_told_with_the_workloads_wi
     assert lines and all(line.startswith("stops  PriorityClass swarm-") for line in lines)
     cluster["priorityclasses"] += [named("PriorityClass", line.split()[2]) for line in lines]
     assert told(cluster, objects=objects) == []
+
+
+@pytest.mark.parametrize(("running", "steps"), [(None, len(STEPS)), ("0.0.9", len(STEPS)), ("0.1.0", 0), ("0.2.0", 0), ("main", 0)])
+def test_changes_that_need_a_step_are_named_between_what_runs_and_what_is_applied(
+    running: str | None, steps: int, cluster: Listed
+) -> None:
+    server = named("StatefulSet", "nats")
+    server["metadata"]["labels"] = {"app.kubernetes.io/version": running} if running else {"app.kubernetes.io/name": "swarm"}
+    cluster["statefulsets"] = [server]
+    lines = told(cluster)
+    assert len(lines) == steps and all(line.startswith("note ") for line in lines)
+
+
+def test_the_manifests_have_the_release_s_version_and_the_page_has_the_steps() -> None:
+    (server,) = [each for each in overlay_of("cluster") if each["kind"] == "StatefulSet" and each["metadata"]["name"] == "nats"]
+    release = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert server["metadata"]["labels"]["app.kubernetes.io/version"] == release
+    page = (REPOSITORY / "docs" / "kubernetes-change.md").read_text()
+    rows = page.partition("### Changes that need a step")[2].partition("\n#")[0].splitlines()
+    assert [f"| {step.version} | {step.what} | {step.remedy} |" for step in STEPS] == [row for row in rows if row.startswith("| ")][
+        1:
+    ]
 
 
 def test_of_kinds_that_could_not_be_read_nothing_is_said_but_that(cluster: Listed) -> None:
