@@ -14,7 +14,8 @@ import typer
 
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import DEFAULT_VERIFIER
-from shared.reward_files import is_given_groups, verifier_words
+from shared.reward_files import has_rewards, is_given_groups, verifier_words
+from shared.runtime.exits import EXIT_CONFIG
 from shared.text import visible_json
 from swarm_cli.asked_tasks import ALL_NAMES, NO_TASK, asked_sources, canonical_settings, is_file
 from swarm_cli.chosen_config import load_chosen
@@ -102,6 +103,8 @@ def score(
 ) -> None:
     """Print the reward that the verifier gives to an answer, in the sandbox that a run uses; then
     what references earn.
+
+    Exits with code 78 if a reward of your own cannot be used.
     """
     from shared.tasks.evaluation import PassRules
     from shared.tasks.reference_checks import FAILURES, WHY, Trial, Tried, try_rewards
@@ -120,9 +123,12 @@ def score(
         return result, trials
 
     result, trials = _with_pool(scored, source)
+    unusable = [trial.problem for trial in trials if trial.unusable]
     if result.reason is not None:
-        raise CommandError(result.detail)
+        raise CommandError(result.detail, EXIT_CONFIG if unusable else 1)
     (reward,), (mark,) = result.rewards, result.marks
+    if not trials and mark in FAILURES and has_rewards(source.verifier):
+        unusable.append(f"{verifier_words(source.verifier)} cannot be used: the only call that was tried failed")
     passed = None if reward is None else rules.settled_pass(ref, reward, mark)
     if as_json:
         facts = {"reward": reward, "passed": passed, "unknown": mark.cause or None}
@@ -140,8 +146,10 @@ def score(
         note(f"this answer earns {Tried(reward, passed, mark, result.detail, result.seconds)}")
     for trial in trials:
         note(trial.figures)
-        if trial.problem:
+        if trial.problem and not trial.unusable:
             note(f"warning: {trial.problem}")
+    if unusable:
+        raise CommandError("\n".join(unusable), EXIT_CONFIG)
 
 
 @task_app.command()

@@ -485,7 +485,8 @@ def test_config_check_and_task_score_say_what_is_wrong_with_a_reward_file(
     assert said in told and told.count("in the sandbox") <= 1
     assert ("sandbox = false" in told) == (said == "sandbox = false"), "its remedy is for what the sandbox refuses"
     asked = CliRunner().invoke(app, ["task", "score", "q.jsonl", "--reward", reward, "--answer", "4"])
-    assert isinstance(asked.exception, CommandError) or asked.exit_code == 0
+    assert isinstance(asked.exception, CommandError)
+    assert asked.exception.exit_code == EXIT_CONFIG or not asked.output, "what was tried ends as config check does"
     assert said in f"{asked.exception} {asked.output}"
 
 
