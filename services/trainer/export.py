@@ -46,6 +46,7 @@ from shared.text import visible
 from shared.version import VERSION
 
 CARD = "README.md"
+UNCHANGED = "no step changed the weights: these are the base policy's"
 
 
 def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: bool) -> None:
@@ -59,13 +60,33 @@ def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: boo
         checkpoint.model,
         step,
         evaluations=[report for line in eval_lines(node_folder / EVAL_FILE) if (report := eval_report("node", line))],
-        steps=[line for line in read_jsonl(node_folder / METRICS_FILE) if _number(line, "step") <= step],
+        steps=_steps(checkpoint),
         origin=f"{run}, node {node}",
         dtype=dtype,
         adapter=adapter,
         sets=[line for line in eval_lines(node_folder / EVAL_SETS_FILE) if isinstance(line.get("set"), str)],
     )
     (folder / CARD).write_text(text, encoding="utf-8")
+
+
+def _steps(checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
+    """Read the metrics of the checkpoint's steps, which lie beside its folder."""
+    metrics, last = checkpoint.folder.absolute().parent.parent / METRICS_FILE, checkpoint.position.batch_number
+    return [line for line in read_jsonl(metrics) if _number(line, "step") <= last]
+
+
+def _is_base(steps: Sequence[Mapping[str, Any]], step: int) -> bool:
+    """Check whether none of the steps up to `step`, all of which are on record, changed the
+    weights.
+    """
+    unchanged = {int(_number(line, "step")) for line in steps if line.get("updated") is False}
+    moved = any(line.get("updated") is not False for line in steps)
+    return not moved and unchanged.issuperset(range(1, step + 1))
+
+
+def _unchanged(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """A note if training has not changed the weights."""
+    return (UNCHANGED,) if _is_base(_steps(checkpoint), checkpoint.position.batch_number) else ()
 
 
 def model_card(
@@ -98,7 +119,7 @@ def model_card(
         f"| what this is | {kind}, {dtype} |",
         f"| run | {visible(origin)} |",
         f"| steps | {step} |",
-        *_groups(steps),
+        *([f"| trained on | nothing: {UNCHANGED} |"] if _is_base(steps, step) else _groups(steps)),
         *_changed(steps),
         f"| made by | Swarm {VERSION}: `swarm model export` |",
     ]
@@ -236,6 +257,7 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
     """
     refuse_filled(out_dir, "the export")
     checkpoint, notes = _chosen_checkpoint(source, best)
+    notes += _unchanged(checkpoint)
     wanted = dtype or checkpoint.model.dtype
     model, rounding = _policy_of(checkpoint, DTYPES[wanted])
     tokenizer = load_tokenizer(_base(checkpoint.model))
@@ -255,6 +277,7 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
     """
     refuse_filled(out_dir, "the export")
     checkpoint, notes = _chosen_checkpoint(source, best)
+    notes += _unchanged(checkpoint)
     if not checkpoint.model.lora_rank:
         raise CheckpointError(f"{source} was trained without adapters (trainer.lora.rank = 0): export the whole policy")
     adapted = _adapted(checkpoint)

@@ -260,6 +260,11 @@ def _json_lines(file: Path, _: Wanted) -> Iterator[Row]:
                 )  # not stripped, a torn line's error is on its "line 2"
             except UnicodeDecodeError:
                 yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
+            except json.JSONDecodeError as error:
+                # An object that has not ended where the line does may go on in the next one.
+                ended = text.lstrip().startswith("{") and error.pos < len(text.rstrip())
+                remedy = "correct this line" if ended else "write one object per line"
+                yield Row({}, file, number, f"not JSON ({error.msg}, column {error.colno}): {remedy}")
             except (ValueError, RecursionError) as error:
                 yield Row({}, file, number, f"not JSON ({str(error)[:100]}): write one object per line")
             else:

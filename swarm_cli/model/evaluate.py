@@ -124,7 +124,7 @@ def evaluate(
         found["not_held_out"] = asked.not_held_out
         typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
     else:
-        of_step = "" if step is None else f", step {step},"
+        of_step = "," if step is None else f", step {step},"
         where = f"set {set_name}" if set_name else "held-out tasks"
         _show(f"{model}{of_step} on {where}", report, shown, several, k, file_names(None, asked.sources))
 

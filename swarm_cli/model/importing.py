@@ -44,15 +44,19 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
         out = whole_path(out)
         refuse_filled(out, "the model")
         with gguf_read_once():
-            plan = plan_import(find_source(source, revision), dtype)
+            found = find_source(source, revision)
+            note(f"reading the headers of {found.origin} ...")
+            plan = plan_import(found, dtype)
             check_room(plan, out)
-            note(f"reading {plan.source.origin}")
             with atomic_folder(out) as staging:
+                note(f"reading {plan.size.parameters:,} parameters, as {plan.dtype} ...")
                 read = read_model(plan)
+                note(f"writing {out} ...")
                 write_model(plan, read, staging)
                 _tell(plan, read, out, sum(file.stat().st_size for file in staging.iterdir()))
                 # Free its copy of the weights, which the test of the folder does not need.
                 del read
+                note("comparing what trainer and engine make of it ...")
                 note(f"{'parity':<16} {_tried(staging, out)}")
     except (ModelLoadError, FileExistsError) as error:
         raise CommandError(f"nothing was imported: {error}") from None

@@ -168,9 +168,9 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, r
     [
         ([], ["has no rows"]),
         (["\n\n"], ["has no rows"]),
-        ([ROWS[0], "{'question': 1}\n"], ["line 2", "not JSON"]),
+        ([ROWS[0], "{'question': 1}\n"], ["line 2", "not JSON", ", column 2)", "correct this line"]),
         (["[1, 2]\n"], ["line 1", "not a JSON object"]),
-        ([ROWS[0], '{"question": "q"\n'], ["line 2", "line 1 column 17"]),
+        ([ROWS[0], '{"question": "q"\n'], ["line 2", ", column 17)", "write one object per line"]),
         ([{"question": "q", "anwser": 4}], ["no column 'answer'", "(did you mean anwser?)", "`swarm task`: --columns"]),
         ([{"text": "q", "solution": 4}], ["no column 'question' (nor prompt, problem, messages); its columns are solution, text"]),
         ([{"question": "q", "answer": None}], ["line 1", "column 'answer': has no value"]),

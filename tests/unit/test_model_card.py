@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.trainer.checkpoint import WEIGHTS, CheckpointError, CheckpointStore, TrainedModel, evaluation_measure
-from services.trainer.export import CARD, export_policy, model_card
+from services.trainer.export import CARD, UNCHANGED, export_policy, model_card
 from shared.model.weights import trainable_tensors
 from shared.run_records import CHECKPOINTS, eval_report
 from tests.engines.tiny_models import random_policy, write_model_folder
@@ -147,3 +147,15 @@ def test_a_card_shows_no_base_score_by_another_reward_and_says_so() -> None:
     steps = [{"step": step, "scorer": ("d" if step < 4 else "e") * 64, "groups_local": 2} for step in range(1, 8)]
     card = model_card(model, 7, evaluations=reports, steps=steps, origin="run, node alpha", dtype="float32", adapter=False)
     assert "| reward | changed before step 4" in card
+
+
+@pytest.mark.slow
+def test_a_policy_whose_steps_changed_no_weights_is_called_the_base_s_by_card_and_export(tmp_path: Path) -> None:
+    model = random_policy(0, tied=False)
+    node = trained(tmp_path / "monday" / "alpha", write_model_folder(tmp_path / "little", model), trainable_tensors(model))
+    for name, updated in (("same", False), ("moved", True)):
+        (node / "metrics.jsonl").write_text(json.dumps({"step": 1, "groups_local": 3, "updated": updated}) + "\n")
+        exported = export_policy(node, tmp_path / name)
+        card = (exported.folder / CARD).read_text()
+        assert ("3 groups of answers" in card) == updated
+        assert (UNCHANGED in card) == (UNCHANGED in exported.notes) == (not updated)
