@@ -54,7 +54,8 @@ async def test_killed_again_and_again_a_sampler_that_learns_and_adapts_builds_th
     assert last.sharing is not None and last.sharing.external == 2, "J has come back"
     assert [(level.dataset, level.rate) for level in last.sharing.datasets] == [("gcd", 0.1 + 0.02 * 12), ("lcm", 0.2)]
     assert last.own.groups == 4 * steps and last.sharing is not None and last.sharing.held_out_version == 12
-    assert [len(batch.items) for batch in batches] == [4] * steps
+    # Each place of a foreign group has up to two spare candidates.
+    assert all(4 <= len(batch.items) <= batch.wanted_local + 3 * batch.wanted_external for batch in batches)
 
 
 async def test_a_dataset_that_is_forgotten_while_another_is_learnt_halves_j_and_the_log_names_it(nats_url: str) -> None:
