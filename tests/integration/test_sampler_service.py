@@ -50,16 +50,16 @@ async def test_the_verifiers_are_told_what_is_wanted_and_again_when_what_came_is
             return await demand() == ForeignDemand(groups=groups, scored_seq=scored_seq)
 
         node.start()
-        await until(lambda: told(6, 0))
+        await until(lambda: told(18, 0))  # two batches of three places, each with two spare candidates
         await node.publish_external(0, 1, 2)
-        await until(lambda: told(3, 3))
+        await until(lambda: told(15, 3))
         await node.publish_external(3, rewards=[0.0, 0.0])
-        await until(lambda: told(3, 4))
+        await until(lambda: told(15, 4))
         await node.publish_external(4, 5, 6)
-        await until(lambda: told(0, 7))
+        await until(lambda: told(12, 7))
         await node.publish(0, 1)
         await node.batches(1)
-        await until(lambda: told(3, 9))
+        await until(lambda: told(15, 9))
 
 
 async def test_an_appended_batch_follows_the_trainers_news_within_a_fraction_of_a_step(nats_url: str) -> None:
@@ -83,7 +83,7 @@ async def test_killed_at_any_moment_the_sampler_goes_on_where_it_was(nats_url: s
         for round_ in range(8):
             node.start()
             await node.publish(*range(4 * round_, 4 * round_ + 4))
-            await node.publish_external(*range(4 * round_, 4 * round_ + 4))
+            await node.publish_external(*range(12 * round_, 12 * round_ + 12))  # two of three are spare candidates
             await node.train_to(round_)
             await asyncio.sleep(0.02 * round_)
             await node.kill()
@@ -101,7 +101,7 @@ async def test_two_samplers_at_once_append_one_log_without_a_group_used_twice(na
         other.start()
         for draw in range(40):
             await node.publish(draw)
-            await node.publish_external(draw)
+            await node.publish_external(*range(3 * draw, 3 * draw + 3))  # two of three are spare candidates
         batches = await node.batches(20)
         await other.stop()
         assert [batch.number for batch in batches] == list(range(1, len(batches) + 1))
@@ -117,7 +117,8 @@ async def test_the_same_scored_stream_and_trainer_positions_give_identical_batch
         async with a_node(nats_server().url, "alpha") as node:
             for draw in range(20):
                 await node.publish(draw, version=draw // 2)
-                await node.publish_external(draw, rewards=(0.0, 1.0) if draw % 3 else (1.0, 1.0))
+                foreign = range(3 * draw, 3 * draw + 3)  # two of three are spare candidates
+                await node.publish_external(*foreign, rewards=(0.0, 1.0) if draw % 3 else (1.0, 1.0))
             node.start()
             for number in range(1, 6):
                 await node.batches(number)
