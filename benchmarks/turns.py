@@ -24,7 +24,7 @@ GROUPS, COMPLETIONS, PAIRS = 100, 8, 7
 
 async def measure_verifier_turns() -> Result:
     """CPU time of all that a foreign group passes: checks of the message, sandbox, verdict."""
-    tokenizer, chance, draws = AutoTokenizer.from_pretrained(BASE), random.Random(1), iter(range(10**6))
+    tokenizer, chance, draws = AutoTokenizer.from_pretrained(BASE, revision=None), random.Random(1), iter(range(10**6))
     with tempfile.TemporaryDirectory() as folder:
         several = source(Path(folder), tools=["calculator"], verifier="final_number", max_turns=4)
         single = source(Path(folder), verifier="final_number")

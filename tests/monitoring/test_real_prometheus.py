@@ -28,8 +28,10 @@ EVALUATED = 4
 """So many pass rates of twelve tasks do not agree by chance."""
 HELD_OUT = ("node:swarm_held_out_pass_ratio:latest", "swarm_held_out_policy_version")
 EMPTY_ROWS = {"vLLM": "this swarm samples with transformers"}
-EMPTY_PANELS = {"Certificate time left"}
-"""This swarm's servers have no TLS; tests/k8s/test_certificates.py has the figures themselves."""
+EMPTY_PANELS = {"Certificate time left", "Reward by part", "Lost in publishing"}
+"""This swarm's servers have no TLS (tests/k8s/test_certificates.py has the figures themselves), its
+sources have one reward each, and its policies are published whole.
+"""
 
 
 @dataclass
