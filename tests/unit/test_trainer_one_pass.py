@@ -113,7 +113,8 @@ right ones are trained on.
 @pytest.mark.parametrize(
     ("shape", "without", "within"),
     [
-        (Shape("six of eighteen", 2, 18, keep=6), 18 * FOREIGN, 2 * LOCAL + 6 * FOREIGN),
+        # Short answers of the candidates that take a place are looked at first: are they mastered?
+        (Shape("six of eighteen", 2, 18, keep=6), 6 * FOREIGN, 2 * LOCAL + 6 * FOREIGN),
         (Shape("uniform", 2, 6), 0, 2 * LOCAL + 6 * FOREIGN),
         (Shape("no local group", 0, 6), 0, 6 * FOREIGN),
         (Shape("two updates", 2, 6, trainer={"updates_per_batch": 2}), 0, 2 * (2 * LOCAL + 6 * FOREIGN)),
