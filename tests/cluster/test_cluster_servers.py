@@ -21,7 +21,7 @@ from cryptography import x509
 
 from tests.cluster.cluster import NAMESPACE, Cluster, component_of, pods_expected
 from tests.cluster.swarm import READY_S, Swarm, run_swarm
-from tests.cluster.test_cluster_changes import add_delta, four_gpus_each
+from tests.cluster.test_cluster_changes import four_gpus_each
 from tests.cluster.test_cluster_secrets import swarm as swarm_k8s
 from tests.k8s.manifests import Object
 
@@ -123,9 +123,18 @@ def test_a_new_certificate_is_served_by_every_server_and_nothing_restarts(server
 
 def test_a_fourth_node_is_let_in_by_servers_that_go_on_running(servers: Servers) -> None:
     before = servers.pods()
-    add_delta(servers.swarm.overlay)
+    _add_delta(servers.swarm.overlay)
     servers.apply_secrets(f"{NODES},delta")
     servers.apply()
     assert "NODE_DELTA_ROLLOUTS" in servers.until_succeeds("delta", "swarm nats report")
     assert servers.pods() == before
     servers.until_succeeds("alpha", "swarm nats report")
+
+
+def _add_delta(overlay: Path) -> None:
+    """A node after the pattern of alpha, in a copy of the tree's overlay."""
+    shutil.copytree(overlay / "nodes" / "alpha", overlay / "nodes" / "delta")
+    for file in (overlay / "nodes" / "delta").iterdir():
+        file.write_text(file.read_text().replace("alpha", "delta").replace("ALPHA", "DELTA"))
+    top = overlay / "kustomization.yaml"
+    top.write_text(top.read_text().replace("  - nodes/gamma\n", "  - nodes/gamma\n  - nodes/delta\n"))
