@@ -109,7 +109,7 @@ class PolicyFollower:
         timeout_s = self._timeout_s * min(2**failures, _LONGEST)
         log = self._context.log.bind(policy_version=pointer.version)
         had = self._engine.policy_version
-        if self.loaded is None or failures:
+        if is_told := self.loaded is None or failures > 0:
             self._context.status.state(_loading(pointer.version, failures))
         try:
             async with asyncio.timeout(timeout_s):
@@ -141,7 +141,8 @@ class PolicyFollower:
         seconds = time.monotonic() - started
         self._figures.policy_loaded(pointer.version, seconds)
         self._loaded.set()
-        self._context.status.state(GENERATING)
+        if is_told:  # else the state is of what goes on meanwhile, such as an evaluation
+            self._context.status.state(GENERATING)
         log.debug("policy_loaded", seconds=round(seconds, 4))
         return True
 
