@@ -5,8 +5,8 @@ local groups, eighteen candidates for six places), the same without spare candid
 groups alone. *Cost* is positions without gradient once and with gradient three times, over what
 plain rows of the groups that were trained on need.
 
-`--pairs N` times the first batch too: trained tokens a second beside a bare PyTorch loop and TRL on
-the sequences that were trained on, which both get ready-made, in turns.
+`--pairs N` times the first and the last batch too: trained tokens a second beside a bare PyTorch
+loop and TRL on the sequences that were trained on, which both get ready-made, in turns.
 """
 
 from __future__ import annotations
@@ -65,25 +65,27 @@ class Shape:
 
 
 SHARING = Shape("default sharing step: 2 local, 18 candidates for 6 places", 2, 18, keep=6)
+LOCAL = Shape("8 local", 8, 0)
 SHAPES = (
     SHARING,
     Shape("the same where only 6 candidates are to be had", 2, 6, keep=6),
     Shape("2 local, 6 foreign, whatever is mastered", 2, 6),
     Shape("the same without the policy check", 2, 6, trainer={"constants": {"policy_check_fraction": 0.0}}),
     Shape("default, two updates a batch", 2, 18, keep=6, trainer={"updates_per_batch": 2}),
-    Shape("8 local", 8, 0),
+    LOCAL,
 )
 
 
-def config_for(model_folder: Path, folder: Path, shape: Shape, **model: str) -> NodeConfig:
-    """A node that trains on the shape's batches; the policy check drops none of their texts. model:
-    more of that section, such as `device`.
+def config_for(model_folder: Path, folder: Path, shape: Shape, answer: int, **model: str) -> NodeConfig:
+    """A node that trains on the shape's batches, with answers of so many tokens; the policy check
+    drops none of their texts. model: more of that section, such as `device`.
     """
     # Random text is unlikely, and all of it is meant to be trained on.
     allowed = {"policy_check_fraction": 1.0, "foreign_logprob_slack": 50.0, "min_foreign_logprob": -50.0}
     constants = allowed | shape.trainer.get("constants", {})
     trainer = {"learning_rate": 1e-5, **shape.trainer, "constants": constants}
-    return node_config(model_folder, folder, model_section=model, trainer=trainer)
+    # A foreign answer may have twice as many tokens as a node's own.
+    return node_config(model_folder, folder, model_section=model, trainer=trainer, generator={"max_new_tokens": answer})
 
 
 def question_of(learner: Learner, tokens: int) -> str:
@@ -174,7 +176,7 @@ def trained_on(learner: Learner, batch: Batch) -> list[TokenGroup]:
 def print_positions(model_folder: Path, folder: Path, prompt: int, answer: int) -> None:
     """Print a line for each shape."""
     for shape in SHAPES:
-        learner = Learner(config_for(model_folder, folder, shape))
+        learner = Learner(config_for(model_folder, folder, shape, answer))
         batch = sharing_batch(learner, shape, 1, prompt, answer)
         counts, record = positions(learner, batch)
         without, within = counts["positions without gradient"], counts["positions with gradient"]
@@ -191,15 +193,15 @@ def print_positions(model_folder: Path, folder: Path, prompt: int, answer: int) 
 
 
 def speeds(
-    config: NodeConfig, folder: Path, prompt: int, answer: int, pairs: int
+    config: NodeConfig, folder: Path, prompt: int, answer: int, pairs: int, shape: Shape = SHARING
 ) -> Iterator[tuple[str, list[float], list[float]]]:
     """The name of a plain loop (a bare loop, and TRL if it is installed), and in pairs the trained
-    tokens a second of a default sharing step and of that loop on the sequences that the step
+    tokens a second of a step on the shape's batch and of that loop on the sequences that the step
     trained on.
     """
     warnings.simplefilter("ignore")
     learner = Learner(config)
-    batches = [sharing_batch(learner, SHARING, number, prompt, answer) for number in range(1, pairs + 2)]
+    batches = [sharing_batch(learner, shape, number, prompt, answer) for number in range(1, pairs + 2)]
     learner.step(batches[0])
     # Which candidates are chosen does not change the size of a step.
     trained = trained_on(learner, batches[0])
@@ -221,15 +223,19 @@ def speeds(
 
 
 def print_speed(model_folder: Path, folder: Path, prompt: int, answer: int, pairs: int) -> None:
-    """Print trained tokens a second of a default sharing step beside a bare loop and TRL."""
-    for name, ours, theirs in speeds(config_for(model_folder, folder, SHARING), folder, prompt, answer, pairs):
-        ratios = quotients(ours, theirs)
-        print(
-            f"prompts of {prompt}, answers of {answer}: trained tokens/s {statistics.median(ours):,.0f}, {name} "
-            f"{statistics.median(theirs):,.0f}; ratio {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f}, n={pairs})",
-            flush=True,
-        )
+    """Print trained tokens a second of a default sharing step, and of a step on local groups,
+    beside a bare loop and TRL.
+    """
+    for shape in (SHARING, LOCAL):
+        config = config_for(model_folder, folder, shape, answer)
+        for name, ours, theirs in speeds(config, folder, prompt, answer, pairs, shape):
+            ratios = quotients(ours, theirs)
+            print(
+                f"{shape.name}, prompts of {prompt}, answers of {answer}: trained tokens/s {statistics.median(ours):,.0f}, "
+                f"{name} {statistics.median(theirs):,.0f}; ratio {statistics.median(ratios):.2f} "
+                f"({min(ratios):.2f} to {max(ratios):.2f}, n={pairs})",
+                flush=True,
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

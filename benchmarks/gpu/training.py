@@ -110,6 +110,7 @@ def check_sharing(setting: Setting) -> list[Finding]:
                 folder,
                 setting.folder,
                 replace(step_positions.SHARING, trainer={"token_budget": 16_384}),
+                answer,
                 device=setting.device,
                 dtype="bfloat16",
             )

@@ -123,7 +123,7 @@ right ones are trained on.
     ids=lambda value: value.name if isinstance(value, Shape) else "",
 )
 def test_no_text_is_computed_twice_under_the_same_weights(tmp_path: Path, shape: Shape, without: int, within: int) -> None:
-    learner = Learner(config_for(tiny_policy(tmp_path / "tiny"), tmp_path, shape))
+    learner = Learner(config_for(tiny_policy(tmp_path / "tiny"), tmp_path, shape, ANSWER))
     counts, record = positions(learner, sharing_batch(learner, shape, 1, PROMPT, ANSWER))
     assert record.updated and record.groups_bounded == 0
     assert counts["answer tokens without gradient"] == without
@@ -161,7 +161,7 @@ def test_with_autocast_a_weight_is_cast_once_a_step_and_the_gradient_is_that_of_
 def test_a_restored_learner_bounds_foreign_groups_by_the_local_groups_of_before(tmp_path: Path) -> None:
     """Bit for bit; without what it remembers it ends elsewhere."""
     shape = Shape("", 2, 2, trainer={"constants": {"foreign_norm_factor": 0.2, "adam_eps": 1e-3}})
-    config = config_for(tiny_policy(tmp_path / "tiny"), tmp_path, shape)
+    config = config_for(tiny_policy(tmp_path / "tiny"), tmp_path, shape, ANSWER)
     whole, second, forgetful = (Learner(config) for _ in range(3))
     both, foreign = (
         sharing_batch(whole, each, number, PROMPT, ANSWER) for number, each in enumerate((shape, replace(shape, local=0)), 1)
