@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from shared.cancelling import together
 from shared.config.verifier_section import ViewConfig
 from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
@@ -187,6 +188,7 @@ evaluates every 21 s.
 _REPORTS_A_READ = 1024
 _ASKED_FOR = 128
 """The most names whose last report is requested separately if a flood hides it."""
+ASKED_AT_ONCE = 32
 NOT_ON_ROSTER = "the roster does not list this key with this name"
 OTHER_KEY = "another key signed for this name before"
 
@@ -383,7 +385,9 @@ class EvaluationLog:
         if self._next_seq == 1:
             self._read(await swarm_plane.read(subjects.SWARM_EVALS, 1, _REPORTS_A_READ))
         known = dict.fromkeys([*self.established(), *await _listed(swarm_plane)])
-        last = [await swarm_plane.last(subjects.SWARM_EVALS, subjects.evals(name)) for name in islice(known, _ASKED_FOR)]
+        last = await _asked(
+            lambda name: swarm_plane.last(subjects.SWARM_EVALS, subjects.evals(name)), list(islice(known, _ASKED_FOR))
+        )
         self._take_all([each for each in last if each is not None and self._next_seq <= each.seq < next_seq])
         self._next_seq = max(self._next_seq, next_seq)
 
@@ -447,6 +451,16 @@ async def _newest(swarm_plane: Transport, unread: Ends) -> int:
         else:
             start = middle
     return start
+
+
+async def _asked(ask: Callable[[str], Coroutine[Any, Any, T]], names: Sequence[str]) -> list[T]:
+    """The answers about these names, asked for `ASKED_AT_ONCE` at a time: one after the other they
+    would take longer than a look may, where each is a way to another continent.
+    """
+    found: list[T] = []
+    for begin in range(0, len(names), ASKED_AT_ONCE):
+        found += await together(*map(ask, names[begin : begin + ASKED_AT_ONCE]))
+    return found
 
 
 async def _listed(swarm_plane: Transport) -> list[str]:
@@ -527,7 +541,7 @@ async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> 
         entries, left_out = await swarm_plane.kv.newest(bucket, ENTRIES_READ)
         known = {entry.key for entry in entries}
         missing = [name for name in wanted if name not in known] if left_out else []
-        found = [await swarm_plane.kv.get(bucket, name) for name in missing]
+        found = await _asked(lambda name: swarm_plane.kv.get(bucket, name), missing)
     except NoStream:
         return Directory()
     except TransportError as error:

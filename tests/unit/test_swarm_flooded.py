@@ -21,7 +21,7 @@ from shared.contracts.streams import ensure_swarm_streams
 from shared.contracts.wire import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import OTHER_SWARM, SignatureStatus, sign_statement
-from shared.transport.base import StoredMessage, Transport
+from shared.transport.base import KvEntry, StoredMessage, Transport
 from shared.transport.connect import connect
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.transport import NatsTransport, connection_of
@@ -302,3 +302,22 @@ async def test_the_entry_of_a_known_node_is_found_behind_more_made_up_ones_than_
         await hub.lists(f"eve-{number}", EVE, "run-1")
     seen = await look_at_hub(hub.plane, EvaluationLog())
     assert seen.nodes[0].node == "alpha" and seen.nodes[0].entry is not None and seen.nodes[0].entry.said.model.name == "m"
+
+
+async def test_known_names_behind_more_entries_than_are_read_are_asked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation_log, "ENTRIES_READ", 8)
+    hub = await Hub().open()
+    await ensure_swarm_streams(hub.plane)
+    names = [f"node-{number}" for number in range(2 * evaluation_log.ASKED_AT_ONCE)]
+    for name in [*names, *(f"later-{number}" for number in range(20))]:
+        await hub.lists(name, EVE, "run-1")
+    get, all_ask = hub.plane.kv.get, asyncio.Barrier(evaluation_log.ASKED_AT_ONCE)
+
+    async def slow(bucket: str, key: str) -> KvEntry | None:
+        async with asyncio.timeout(20.0):
+            await all_ask.wait()
+        return await get(bucket, key)
+
+    monkeypatch.setattr(hub.plane.kv, "get", slow)
+    found = await evaluation_log.read_directory(hub.plane, names)
+    assert not found.problem and set(names) <= set(found.payloads)
