@@ -1,7 +1,5 @@
 """Measures how many of the swarm's messages a node reads for each foreign group that it uses,
 beside a busy swarm.
-
-    python -m benchmarks.reading crowd URL SWARM IDENTITIES PER_S SECONDS    # the busy swarm alone
 """
 
 from __future__ import annotations
@@ -9,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import random
 import re
 import shutil
 import signal
@@ -21,20 +18,12 @@ import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.crowd import Crowd, crowd_process
 from benchmarks.measuring import Result, say
 from benchmarks.waiting import free_ports
 from benchmarks.workload import node_config, running_server
-from services.verifier.sharing import Content, message_id, sign
 from shared.config import load_config
-from shared.contracts import subjects
-from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Completion, RolloutGroup, Sampling
-from shared.contracts.wire import ModelIdentity
-from shared.identity.keys import SigningKey, new_seed
 from shared.runtime import ServiceContext
-from shared.tasks import TaskSource, derive_task
-from shared.transport.base import TransportError
-from shared.transport.connect import connect
 from swarm_cli.installation import DEMO_CONFIG
 from tests.integration.running_verifier import verifier, want
 
@@ -43,10 +32,6 @@ J, AHEAD, USED_PER_S = 6, 36, 2.0
 FILLING_S, USING_S = 120.0, 30.0
 TIMEOUT_S = 400.0
 RUN = "bench-reading"
-ANSWERS = 8
-RIGHT = 0.4
-"""Part of the crowd's answers that are right."""
-SWARM = "swarm"
 VERIFIER_CPU_S = "verifier CPU s"
 
 _WANTED = {
@@ -70,19 +55,18 @@ async def measure_reading() -> Result:
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
-    others = await _crowd_process(f"nats://127.0.0.1:{nats_port}", TIMEOUT_S)
     pages: dict[int, str] = {}
     try:
-        while node.returncode is None:
-            if time.monotonic() - started > TIMEOUT_S:
-                raise RuntimeError(f"{STEPS} steps were not done within {TIMEOUT_S:.0f} s")
-            pages |= await asyncio.to_thread(_pages, range(base_port, base_port + 16))
-            await asyncio.sleep(1.0)
+        async with crowd_process(_crowd(f"nats://127.0.0.1:{nats_port}", TIMEOUT_S)):
+            while node.returncode is None:
+                if time.monotonic() - started > TIMEOUT_S:
+                    raise RuntimeError(f"{STEPS} steps were not done within {TIMEOUT_S:.0f} s")
+                pages |= await asyncio.to_thread(_pages, range(base_port, base_port + 16))
+                await asyncio.sleep(1.0)
     finally:
-        for process in (node, others):
-            if process.returncode is None:
-                (os.killpg if process is node else os.kill)(process.pid, signal.SIGTERM)
-                await process.wait()
+        if node.returncode is None:
+            os.killpg(node.pid, signal.SIGTERM)
+            await node.wait()
     if node.returncode != 0:
         raise RuntimeError(f"swarm up ended with code {node.returncode}: see the logs in {folder}")
     found = _figures(pages.values())
@@ -124,34 +108,29 @@ async def _alone(folder: Path, url: str) -> Result:
     config = node_config(
         folder, url, nats={"node_url": url, "swarm_url": url}, tasks=tasks, sampler={"external": J}, verifier={"newcomer_groups": 0}
     )
-    async with verifier(config, wants=0) as running:
-        others = await _crowd_process(url, FILLING_S + USING_S + 30.0)
-        try:
-            scored, used = 0, 0
-            told, filled_at, began = -1, 0.0, time.monotonic()
-            at_filling, due, due_at, delays = 0.0, 0, 0.0, list[float]()
-            while not filled_at or time.monotonic() - filled_at < USING_S:
-                scored = int(running.status.get("accepted"))
-                if not filled_at and scored >= AHEAD:
-                    filled_at, at_filling = time.monotonic(), _read(running)
-                    say(f"{AHEAD} groups accepted {filled_at - began:.1f} s after the crowd began, {at_filling:g} read")
-                if filled_at:
-                    used = min(scored, int((time.monotonic() - filled_at) * USED_PER_S))
-                wanted = max(0, math.ceil((AHEAD - scored + used) / J) * J)
-                if due_at and scored >= due:
-                    delays, due_at = [*delays, time.monotonic() - due_at], 0.0
-                if wanted != told:
-                    if filled_at and told == 0:
-                        due, due_at = scored + wanted, time.monotonic()
-                    told = wanted
-                    await want(running.node, config.node.id, wanted, scored)
-                if not filled_at and time.monotonic() - began > FILLING_S:
-                    raise RuntimeError(f"{AHEAD} groups were not accepted within {FILLING_S:.0f} s")
-                await asyncio.sleep(0.05)
-            read, accepted = _read(running), running.status.get("accepted")
-        finally:
-            others.terminate()
-            await others.wait()
+    async with verifier(config, wants=0) as running, crowd_process(_crowd(url, FILLING_S + USING_S + 30.0)):
+        scored, used = 0, 0
+        told, filled_at, began = -1, 0.0, time.monotonic()
+        at_filling, due, due_at, delays = 0.0, 0, 0.0, list[float]()
+        while not filled_at or time.monotonic() - filled_at < USING_S:
+            scored = int(running.status.get("accepted"))
+            if not filled_at and scored >= AHEAD:
+                filled_at, at_filling = time.monotonic(), _read(running)
+                say(f"{AHEAD} groups accepted {filled_at - began:.1f} s after the crowd began, {at_filling:g} read")
+            if filled_at:
+                used = min(scored, int((time.monotonic() - filled_at) * USED_PER_S))
+            wanted = max(0, math.ceil((AHEAD - scored + used) / J) * J)
+            if due_at and scored >= due:
+                delays, due_at = [*delays, time.monotonic() - due_at], 0.0
+            if wanted != told:
+                if filled_at and told == 0:
+                    due, due_at = scored + wanted, time.monotonic()
+                told = wanted
+                await want(running.node, config.node.id, wanted, scored)
+            if not filled_at and time.monotonic() - began > FILLING_S:
+                raise RuntimeError(f"{AHEAD} groups were not accepted within {FILLING_S:.0f} s")
+            await asyncio.sleep(0.05)
+        read, accepted = _read(running), running.status.get("accepted")
     return Result(
         row="reading-alone",
         measured="messages read from the swarm for each foreign group accepted, all of which are used",
@@ -171,12 +150,8 @@ async def _alone(folder: Path, url: str) -> Result:
     )
 
 
-async def _crowd_process(url: str, seconds: float) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.reading", "crowd", url, SWARM, str(IDENTITIES), str(PER_S), str(seconds)),
-        stdout=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def _crowd(url: str, seconds: float) -> Crowd:
+    return Crowd(url=url, identities=IDENTITIES, each_per_s=PER_S / IDENTITIES, seconds=seconds, demo=True)
 
 
 def _read(running: ServiceContext) -> float:
@@ -200,74 +175,13 @@ def _figures(pages: Iterable[str]) -> dict[str, float]:
     counts = dict.fromkeys([*_WANTED.values(), VERIFIER_CPU_S], 0.0)
     for page in pages:
         for name, label in _WANTED.items():
-            counts[label] += _value(page, name)
+            counts[label] += metric(page, name)
         if "swarm_ingest_read_total" in page:
-            counts[VERIFIER_CPU_S] += _value(page, "process_cpu_seconds_total")
+            counts[VERIFIER_CPU_S] += metric(page, "process_cpu_seconds_total")
     return counts
 
 
-def _value(page: str, name: str) -> float:
+def metric(page: str, name: str) -> float:
+    """A value without labels on a page of metrics; 0 if it is not there."""
     line = re.search(rf"^{re.escape(name)} (\S+)$", page, re.M)
     return float(line[1]) if line else 0.0
-
-
-async def crowd(url: str, swarm_id: str, identities: int, per_s: float, seconds: float) -> int:
-    """Share groups of the demo's tasks under several keys, evenly; returns how many were sent."""
-    from transformers import AutoTokenizer
-
-    from shared.model.base_policy import habitual_slip
-    from shared.model.prompts import encode_answer, tokenizer_hash
-
-    config = load_config(DEMO_CONFIG)
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path, revision=None)
-    model = ModelIdentity(name="crowd", tokenizer_hash=tokenizer_hash(tokenizer))
-    keys = [SigningKey(new_seed()) for _ in range(identities)]
-    sources = [TaskSource(config.tasks, node=f"crowd-{number}", seed=0, secret=os.urandom(16)) for number in range(identities)]
-    draw = random.Random(1)
-    while True:
-        try:
-            plane = await connect(url, name="crowd")
-            await plane.stream_state(subjects.SWARM_ROLLOUTS)
-            break
-        except TransportError:
-            await asyncio.sleep(0.5)
-    began, sent = time.monotonic(), 0
-    while time.monotonic() - began < seconds:
-        number, turn = sent % identities, sent // identities
-        task = derive_task(sources[number].ref(turn))
-        completions = []
-        for _ in range(ANSWERS):
-            text = str(task.answer) if draw.random() < RIGHT else habitual_slip(str(task.answer))
-            ids = encode_answer(tokenizer, text, ended=True, end_token_id=tokenizer.eos_token_id)
-            logprobs = pack_logprobs([-draw.random() for _ in ids])
-            completions.append(
-                Completion(
-                    text=text, finish_reason="stop", token_count=len(ids), token_ids=pack_ids(ids), behaviour_logprobs=logprobs
-                )
-            )
-        group = RolloutGroup(
-            node=f"crowd-{number}",
-            created_at=time.time(),
-            draw=turn,
-            task=task,
-            completions=completions,
-            model=model,
-            policy_version=1,
-            sampling=Sampling(max_new_tokens=config.generator.max_new_tokens),
-        )
-        signed = sign(group, keys[number], Content(), swarm_id=swarm_id)
-        await plane.publish(
-            subjects.rollouts(group.node),
-            encode(signed),
-            stream=subjects.SWARM_ROLLOUTS,
-            message_id=message_id(content_id(signed.body), keys[number]),
-        )
-        sent += 1
-        await asyncio.sleep(max(0.0, began + sent / per_s - time.monotonic()))
-    await plane.close()
-    return sent
-
-
-if __name__ == "__main__":
-    _, _, server, name, senders, rate, limit = sys.argv
-    print(asyncio.run(crowd(server, name, int(senders), float(rate), float(limit))))
