@@ -21,8 +21,9 @@ Each registry with its entry-point group, the setting that names an entry, and t
 
 Names are checked without importing anything, so that a process that must not load torch can read
 the configuration. For the same reason built-in entries are given as `module:attribute` text. An
-entry point never replaces a built-in entry (`Registry.ignored` says so), and a name that two
-packages use is refused. `docs/extend/` has a page for each registry.
+objective or a strategy is a file in its folder, and needs no word here. An entry point never
+replaces a built-in entry (`Registry.ignored` says so), and a name that two packages use is refused.
+`docs/extend/` has a page for each registry.
 """
 
 from __future__ import annotations
@@ -275,29 +276,18 @@ def policy_store_name(uri: str) -> str:
     return scheme
 
 
-def _objective(name: str) -> str:
-    return f"services.trainer.objectives.{name}:OBJECTIVE"
+def _in_folder(package_attribute: str) -> dict[str, str]:
+    """The entries of a folder, one file each: those that assign the attribute. An image without
+    that service has none.
+    """
+    package, _, attribute = package_attribute.partition(":")
+    folder = Path(__file__).parents[1].joinpath(*package.split("."))
+    found = (file for file in sorted(folder.glob("*.py")) if f"\n{attribute} = " in file.read_text("utf-8"))
+    return {file.stem: f"{package}.{file.stem}:{attribute}" for file in found}
 
 
-def _strategy(name: str) -> str:
-    return f"services.sampler.strategies.{name}:STRATEGY"
-
-
-OBJECTIVES = Registry(
-    "objective",
-    "swarm.objectives",
-    "trainer.objective",
-    {
-        name: _objective(name)
-        for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "m2po", "gepo", "vespo", "oapl")
-    },
-)
-STRATEGIES = Registry(
-    "strategy",
-    "swarm.strategies",
-    "sampler.strategy",
-    {name: _strategy(name) for name in ("uniform", "learnability", "rescue")},
-)
+OBJECTIVES = Registry("objective", "swarm.objectives", "trainer.objective", _in_folder("services.trainer.objectives:OBJECTIVE"))
+STRATEGIES = Registry("strategy", "swarm.strategies", "sampler.strategy", _in_folder("services.sampler.strategies:STRATEGY"))
 ENGINES = Registry(
     "engine",
     "swarm.engines",

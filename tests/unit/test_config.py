@@ -145,7 +145,7 @@ def test_a_near_miss_of_a_word_is_refused_with_the_word_that_was_meant(section: 
 
 def test_a_word_that_is_near_nothing_is_refused_without_a_guess() -> None:
     with pytest.raises(
-        ConfigError, match="trainer.objective: no objective is called 'zzzz': there are grpo, dr_grpo, .*swarm.objectives\\)$"
+        ConfigError, match="trainer.objective: no objective is called 'zzzz': there are .*grpo.*swarm.objectives\\)$"
     ):
         load_config(None, {**GCD, "trainer": {"objective": "zzzz"}})
 

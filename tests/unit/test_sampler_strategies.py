@@ -18,6 +18,7 @@ from services.sampler.pool import RECENT_GROUPS, Knowledge, PassRecord, PoolEntr
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import available, candidates
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
+from shared.config import sampler_section
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.messages import TaskRef
 from shared.registry import STRATEGIES
@@ -62,10 +63,16 @@ def test_uniform_draws_from_a_seed_what_it_always_drew() -> None:
 def test_the_configuration_knows_the_strategies_that_there_are() -> None:
     for name in STRATEGIES.built_in:
         assert SamplerSection(strategy=name).strategy == strategy_named(name).name == name
-    with pytest.raises(ValidationError, match=r"no strategy is called 'best': there are .*, rescue \("):
-        SamplerSection(strategy="best")
+    with pytest.raises(ValidationError, match=r"no strategy is called 'any': there are .*, uniform.* \("):
+        SamplerSection(strategy="any")
     with pytest.raises(ValidationError, match=r"no strategy is called 'unifrom': did you mean uniform\?"):
         SamplerSection(strategy="unifrom")
+
+
+def test_where_no_sampler_is_installed_its_strategy_is_left_to_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the verifier's image, which has no file of a strategy."""
+    monkeypatch.setattr(sampler_section, "STRATEGIES", replace(STRATEGIES, built_in={}))
+    assert SamplerSection(strategy="uniform").strategy == "uniform"
 
 
 pools = st.lists(
