@@ -59,9 +59,8 @@ class BatchLog:
         if state.messages == 0 and state.last_seq > position.stream_seq:
             raise _gone(self._stream, position, "nothing is left of it")
 
-    async def after(self, position: PolicyVersion) -> tuple[Batch, PolicyVersion] | None:
-        """The batch after `position` and the position after training on it; None if it does not
-        exist yet.
+    async def after(self, position: PolicyVersion) -> tuple[Batch, int] | None:
+        """The batch after `position` and its place in the stream; None if it does not exist yet.
 
         Raises:
             FatalError: the log continues with a later batch, or with one that cannot be decoded.
@@ -81,9 +80,7 @@ class BatchLog:
                 self._unsaved_msgs += 1
                 self._unsaved_bytes += len(payload)
                 self._read.append((message.seq, len(payload)))
-                return batch, PolicyVersion(
-                    batch_number=batch.number, stream_seq=message.seq, consumed_local=batch.state.consumed_local
-                )
+                return batch, message.seq
 
     async def made_before(self, position: PolicyVersion, time_s: float) -> int:
         """The newest batch after `position` that was made before `time_s`, or the one at

@@ -24,9 +24,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from shared import atomic_files
-from shared.contracts.control import EvalReport, PolicyPointer, TrainerPosition
+from shared.contracts.control import EvalReport
 from shared.model.weights import serialize
-from shared.policy_store import StoredPolicy
 from shared.run_records import CHECKPOINT, checkpoint_steps
 
 
@@ -47,31 +46,14 @@ class LearnerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVersion:
-    """A version of the policy, from the step that makes it until generators are told: batch
-    `batch_number`, at `stream_seq` of the batch log, is the last one that its weights contain, and
-    its number. consumed_local: local groups in all batches up to it.
+    """A version of the policy, from the step that makes it until generators are told. Its number is
+    that of the last batch that its weights contain, `batch_number`, which is at `stream_seq` of the
+    batch log. consumed_local: local groups in all batches up to it.
     """
 
     batch_number: int = 0
     stream_seq: int = 0
     consumed_local: int = 0
-
-    def pointer(self, stored: StoredPolicy, created_at: float) -> PolicyPointer:
-        """The announcement to generators, once it is stored."""
-        return PolicyPointer(
-            version=self.batch_number,
-            sha256=stored.sha256,
-            size_bytes=stored.size_bytes,
-            uri=stored.uri,
-            consumed_local=self.consumed_local,
-            created_at=created_at,
-            anchor=stored.anchor,
-            deltas=list(stored.deltas),
-        )
-
-    def position(self, *, finished: bool) -> TrainerPosition:
-        """The announcement to the sampler; finished: all steps are taken."""
-        return TrainerPosition(policy_version=self.batch_number, consumed_local=self.consumed_local, finished=finished)
 
 
 MANIFEST = "manifest.json"

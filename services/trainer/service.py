@@ -308,9 +308,9 @@ class _Training:
         limit = self._config.trainer.max_steps
         return bool(limit) and self._publisher.policy.batch_number >= limit
 
-    async def _next_batch(self) -> tuple[Batch, PolicyVersion] | None:
-        """Wait for the next batch and meanwhile retry what could not be written. None when
-        stopped.
+    async def _next_batch(self) -> tuple[Batch, int] | None:
+        """Wait for the next batch, with its place in the log, and meanwhile retry what could not be
+        written. None when stopped.
         """
         polls = failures = 0
         next_retry = 0.0
@@ -334,15 +334,17 @@ class _Training:
             polls += 1
         return None
 
-    async def _step(self, batch: Batch, position: PolicyVersion, *, wait_s: float) -> None:
-        """The position advances before anything is written: the step has been taken, and what
-        cannot be written is retried later.
+    async def _step(self, batch: Batch, stream_seq: int, *, wait_s: float) -> None:
+        """Train on the batch, whose number is that of the policy it makes. The position advances
+        before anything is written: the step has been taken, and what cannot be written is retried
+        later.
         """
         self._context.status.state("training")
         trained = await self._device.train(batch)
         if trained is None:
             return
         record, turn_s = trained
+        position = PolicyVersion(batch_number=batch.number, stream_seq=stream_seq, consumed_local=batch.state.consumed_local)
         self._publisher.policy = position
         self._publisher.findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
         started = time.perf_counter()

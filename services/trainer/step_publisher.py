@@ -113,7 +113,16 @@ class Publisher:
         else:
             stored = await self._put(write, version)
             self._unannounced = version, stored
-        pointer = policy.pointer(stored, time.time())
+        pointer = PolicyPointer(
+            version=version,
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+            uri=stored.uri,
+            consumed_local=policy.consumed_local,
+            created_at=time.time(),
+            anchor=stored.anchor,
+            deltas=list(stored.deltas),
+        )
         self.sent_bytes, self.sent_kind = stored.sent_bytes, "delta" if stored.deltas else "full"
         old = self.pointer
         if old is None or structs.replace(old, created_at=0.0) != structs.replace(pointer, created_at=0.0):
@@ -467,7 +476,12 @@ class StepPublisher:
         await self._torch.run(lambda: write_tensors(self._learner.policy(), file, self._learner.policy_metadata))
 
     async def _announce(self, finished: bool = False) -> None:
-        position = structs.replace(self.policy.position(finished=finished), foreign_logprobs=self._foreign_logprobs)
+        position = TrainerPosition(
+            policy_version=self.policy.batch_number,
+            consumed_local=self.policy.consumed_local,
+            finished=finished,
+            foreign_logprobs=self._foreign_logprobs,
+        )
         if position != self._announced:
             await self._context.node.kv.put(self._bucket, TRAINER_KEY, encode(position))
             self._announced = position
