@@ -16,7 +16,8 @@ import nkeys
 
 from lab.task_desk import TaskDesk
 from services.trainer.selection.left_out import absurd_text
-from services.verifier.border import Border, BorderRules, Candidate, Refused
+from services.verifier.border import Border, Candidate, Refused
+from services.verifier.border_rules import BorderRules
 from services.verifier.copies import CopyMemory, Fingerprint, Fingerprinter, ReplayMemory
 from services.verifier.episodes import without_token_ids
 from services.verifier.fair_queue import FairQueue

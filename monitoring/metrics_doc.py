@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from services.generator.figures import Figures as GeneratorFigures
 from services.sampler.reports import Figures as SamplerFigures
 from services.trainer.figures import TrainerGauges
+from services.verifier.border import Refusal
 from services.verifier.figures import Figures as VerifierFigures
 from shared.roles import Role
 from shared.runtime.metrics import PlaneMetrics, service_registry
@@ -135,6 +136,9 @@ def _number(bound: float) -> str:
 
 def _labels(family: Metric) -> Iterator[str]:
     for name, values in labels_of(family).items():
+        if values == [each.value for each in Refusal]:
+            yield f"`{name}`: of [the border's checks](security.md#what-a-foreign-group-must-pass)"
+            continue
         stated = [value for value in values if value != DATASET] if name in _OPEN_LABELS else values
         shown = [f"`{value}`" for value in stated if name not in ("version", "run")]
         yield f"`{name}`: " + ", ".join([*([_OPEN_LABELS[name]] if name in _OPEN_LABELS else []), *shown])

@@ -12,33 +12,32 @@ wire are compared, never used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import UNSET
 
+from services.verifier.border_rules import BorderRules
 from services.verifier.checks import Offence, Stage, refuses
 from services.verifier.copies import CopyMemory, GroupPrint, ReplayMemory, row_limit
 from services.verifier.episodes import Unpacking, turns_problem, with_first_completions, without_prompt
 from services.verifier.reputation import Reputation, ScoringCost, Senders, TaskDifferences
 from services.verifier.trust import Bans, Trust
-from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
-from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_foreign, unpacked
+from shared.contracts.codec import MAX_LOGPROB, content_id, decode_foreign, unpacked
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
-from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
+from shared.contracts.wire import MessageError
 from shared.environment_files import EnvironmentSpec
 from shared.identity import keys
-from shared.rewards import LocalOnly, unknown_of
+from shared.rewards import unknown_of
 from shared.tasks.derive import from_package, package_of
 from shared.tasks.evaluation import NO_PASS
 from shared.tasks.file_rows import find_rows, is_file_name
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
-from shared.tasks.verifiers import VerifierChoice
 
 
 class Refusal(Offence):
@@ -599,54 +598,6 @@ def _judged_id(public_key: str, body_id: str) -> str:
     # The id includes the signer. Otherwise somebody who signs another's body with his own key could
     # have the original refused.
     return content_id(f"{public_key} {body_id}".encode())
-
-
-Accept = Literal["same", "dataset", "any"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BorderRules:
-    """The fixed part of a node's acceptance rules; the names are those of `[verifier]`."""
-
-    node: str
-    accept: Accept
-    own_tasks: Collection[tuple[str, str]]
-    """(dataset, canonical config) of the node's own task sources."""
-    max_age_s: float
-    max_clock_skew_s: float
-    max_bytes: int
-    max_completions: int
-    max_answer_chars: int
-    max_tokens: int = MAX_TOKENS
-    established_after: int = 32
-    swarm_id: str = DEFAULT_SWARM_ID
-    """`nats.swarm_id`; groups signed for another swarm are refused."""
-    local_only: Mapping[str, LocalOnly] = field(default_factory=lambda: VerifierChoice().local_only)
-    """Datasets of which no foreign group is taken, and why."""
-    turns_for: Callable[[TaskRef], EnvironmentSpec | None] = VerifierChoice().turns_for
-    """The tools or environment of a task."""
-
-    @classmethod
-    def of(cls, config: VerifierConfig, accept: Accept) -> BorderRules:
-        """The rules of a node. accept: `verifier.accepted_tasks`, or the value that replaces `auto`
-        if there is no roster but all members are known.
-        """
-        verifier, choice = config.verifier, VerifierChoice(config.tasks)
-        return cls(
-            node=config.node.id,
-            swarm_id=config.nats.swarm_id,
-            accept=accept,
-            own_tasks=frozenset((spec.dataset, spec.canonical_config) for spec in config.tasks),
-            max_age_s=config.max_foreign_age_s,
-            max_clock_skew_s=verifier.max_clock_skew_s,
-            max_bytes=verifier.max_foreign_bytes,
-            max_completions=config.max_foreign_completions,
-            max_answer_chars=config.max_answer_chars,
-            max_tokens=config.max_foreign_tokens,
-            local_only=choice.local_only,
-            turns_for=choice.turns_for,
-            established_after=verifier.newcomer_groups,
-        )
 
 
 def _needs_an_entry(dataset: str) -> bool:

@@ -9,7 +9,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from services.verifier.border import Border, BorderRules
+from services.verifier.border import Border
+from services.verifier.border_rules import BorderRules
 from services.verifier.copies import ReplayMemory
 from services.verifier.figures import Figures
 from services.verifier.foreign_groups import ForeignPipeline, ForeignStore

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import structlog
 
-from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
+from services.verifier.border import Border, Candidate, Refusal, Refused
+from services.verifier.border_rules import BorderRules
 from services.verifier.copies import ReplayMemory
 from services.verifier.sharing import sign
 from services.verifier.trust import KnownKeys

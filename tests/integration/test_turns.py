@@ -26,7 +26,8 @@ from services.generator.episodes import Episodes
 from services.generator.groups import rollout_group
 from services.generator.tasks import PromptedTask
 from services.trainer.selection.group_tokens import Said, TokenRules, foreign_tokens, local_tokens
-from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
+from services.verifier.border import Border, Candidate, Refusal, Refused
+from services.verifier.border_rules import BorderRules
 from services.verifier.copies import ReplayMemory
 from services.verifier.episodes import answers_of, turns_problem, with_replies
 from services.verifier.sharing import sign

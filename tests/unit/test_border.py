@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
+from services.verifier.border import Border, Candidate, Refusal, Refused
+from services.verifier.border_rules import BorderRules
 from services.verifier.copies import GroupPrint, ReplayMemory
 from services.verifier.episodes import without_tokens
 from services.verifier.reputation import AGAIN_S, FIRST_S, GRACE_S, TRIES

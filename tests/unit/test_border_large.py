@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import services.verifier.border as border_module
-from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
+from services.verifier.border import Border, Candidate, Refusal, Refused
+from services.verifier.border_rules import BorderRules
 from services.verifier.copies import CopyMemory, ReplayMemory
 from services.verifier.fair_queue import SMALL_BYTES
 from services.verifier.foreign_groups import Examiner
