@@ -257,6 +257,7 @@ def choose(
 
 
 def _is_candidate(item: BatchItem) -> bool:
+    # A demonstration, which alone has a pass rate, takes no place.
     return item.scored.origin == "external" and item.pass_rate is None
 
 
