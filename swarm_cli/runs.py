@@ -183,9 +183,10 @@ def started_with(folder: Path) -> Path | None:
     return None if config and in_a_run(config, folder) else Path(config or DEMO_CONFIG)
 
 
-def goes_on(folder: Path) -> str:
+def goes_on(folder: Path, *, complete: bool = False) -> str:
     """The command that continues the run in `folder`, as far as it is known, wherever this process
-    is. A copied note's options are not shown: they may be a stranger's.
+    is. A copied note's options are not shown: they may be a stranger's. complete: it has taken its
+    steps, although its end is not on record yet.
     """
     note = read_note(folder)
     if note is not None and note.options == "join":
@@ -193,8 +194,9 @@ def goes_on(folder: Path) -> str:
     if note is not None and isinstance(note.options, StartOptions) and is_own(folder):
         config = note.options.config
         if not (config and in_a_run(config, folder)):
-            end = read_end(folder)  # the steps of a run that has taken them all would end it at once
-            options = msgspec.structs.replace(note.options, steps=None) if end and end.how == "complete" else note.options
+            end = read_end(folder)
+            complete = complete or (end is not None and end.how == "complete")  # its steps would end it at once
+            options = msgspec.structs.replace(note.options, steps=None) if complete else note.options
             return _to(note.started_in) + options.command(folder.name)
     return f"swarm up --run {folder.name}, with the options that it was started with"
 

@@ -255,7 +255,8 @@ class SamplerService:
         await self._demand.tell(wanted, memory.cursor, time.monotonic())
 
     async def _pause(self, waiting: Wait) -> None:
-        self._context.status.state(f"waiting for {waiting.reason.name.lower()}")
+        groups = {WaitFor.LOCAL: "local groups", WaitFor.EXTERNAL: "foreign groups"}
+        self._context.status.state(f"waiting for {groups.get(waiting.reason, 'trainer')}")
         pause_s = IDLE_WHILE_TRAINING_S if waiting.reason is WaitFor.TRAINER else IDLE_S
         try:
             async with asyncio.timeout(pause_s):

@@ -40,15 +40,15 @@ NAME_CHARACTERS = 32
 """Longest text for a node's name, a state or a reason: the length that a name may have."""
 
 
-def node_lines(node: NodeState, *, fresh: bool = True, alone: bool = False, resumed: bool = False) -> list[Text]:
-    """The three lines; one for a node whose streams are gone or unread. fresh: what is shown is of
-    now; else it was seen last, and no rate holds. alone: it has nobody to share with. resumed: its
-    groups are counted since this start, its steps from the run's beginning.
+def node_lines(node: NodeState, *, fresh: bool = True) -> list[Text]:
+    """The three lines; two for a node of an ended run, one for a node whose streams are gone or
+    unread. fresh: what is shown is of now; else it was seen last, and no rate holds.
     """
     if node.lost or node.unread:
         words = f"  {MARKS[node.kind]} {visible(node.words)}"
         return [Text.assemble((visible(node.node, NAME_CHARACTERS), "bold"), (words, STYLES[node.health]))]
-    return [_head(node, fresh), Text("  ").append(_groups(node, alone, resumed)), Text("  ").append(_doings(node, fresh))]
+    groups = [] if node.verdict else [Text("  ").append(_groups(node))]
+    return [_head(node, fresh), *groups, Text("  ").append(_doings(node, fresh))]
 
 
 def sparkline(values: Sequence[float], columns: int) -> str:
@@ -104,10 +104,10 @@ def _head(node: NodeState, fresh: bool) -> Text:
     return text.append("  " + sparkline([value for _, value in compared.values], SPARK_COLUMNS), style="cyan")
 
 
-def _groups(node: NodeState, alone: bool, resumed: bool) -> Text:
-    """Counts of groups, with the reason for most refusals."""
+def _groups(node: NodeState) -> Text:
+    """Counts of groups since the node was started, with the reason for most refusals."""
     made, shared, taken, refused = (
-        node.total(role, figure) if any(status.figures for status in node.statuses) else None
+        None if node.newest(role, figure) is None else node.total(role, figure)
         for role, figure in (
             ("generator", StatusFigure.GROUPS_GENERATED),
             ("verifier", StatusFigure.SHARED),
@@ -117,8 +117,8 @@ def _groups(node: NodeState, alone: bool, resumed: bool) -> Text:
     )
     waits = node.figure("verifier", StatusFigure.OUTBOX)
     sent = f"shared {number(shared)}{f' (outbox {number(waits)})' if waits else ''}"
-    text = Text(f"made {number(made)}{' since this start' if resumed else ''}")
-    if not alone or shared or taken or refused:
+    text = Text(f"this start: made {number(made)}")
+    if not node.alone or taken or refused:
         text.append(f"  {sent}  taken {number(taken)}  ")
         reasons = node.refusals()
         text.append(f"refused {number(refused)}{f': {reasons}' if reasons else ''}", style="yellow" if refused else "")

@@ -108,29 +108,25 @@ class NodeState:
     run: str = ""
     """The run that the node's name and streams belong to; empty if it is not known."""
     begun: float = 0.0
-    """When the run was last started, if it is this machine's; else 0. What was reported before is
-    of an earlier start.
-    """
+    """When its run was last started here, else 0; earlier reports are of an earlier start."""
     recorded_version: int = 0
     """Of an ended run: the newest version on record."""
     unsaved: str = ""
     """Of an ended run: which steps no checkpoint contains, in words."""
+    verdict: tuple[str, ...] = ()
+    """Of an ended run: its judgement and the reasons (`node_verdict`)."""
+    alone: bool = False
+    """Nobody else is on its server, which is the swarm's too, so there is nobody to share with."""
     leases: tuple[tuple[LeaseRecord, float], ...] = ()
-    """Leases of the processes that hold the node's name, one per role or replica, each with the
-    time at which the server last stored it (Unix time).
-    """
+    """Leases of the processes that hold its name, each with the Unix time of its last renewal."""
     at: float = 0.0
     unread: str = ""
     """Why the node's bucket could not be read. The node may be well."""
     surplus: Mapping[str, int] = field(default_factory=dict)
-    """How many keys of its processes were not read, as there are too many, by stem such as
-    `status.generator`.
-    """
+    """How many keys of its processes were too many to read, by stem such as `status.generator`."""
     streams: tuple[StreamFill, ...] = ()
     lost: tuple[str, ...] = ()
-    """Streams that the node used, by its run's folder on this machine, and the server no longer
-    has.
-    """
+    """Streams that it used, by its run's folder here, and that the server no longer has."""
     entry: CheckedStatement[NodeRecord] | None = None
     """Its entry in the swarm's directory, with the signature checked."""
     elsewhere: bool = False
@@ -542,7 +538,8 @@ class NodeState:
             of = f"{newest.n:,} of {newest.n + newest.unknown:,} held-out answers"
             notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
         notes += [self.apart] if self.apart else []
-        notes += [words for verifier in self.alive("verifier")[:1] for words in local_only_words(verifier.figures)]
+        verifiers = [] if self.alone else self.alive("verifier")[:1]
+        notes += [words for verifier in verifiers for words in local_only_words(verifier.figures)]
         if (trainer := self.alive("trainer")) and (former := trainer[0].figures.get(StatusFigure.FORMER_REWARDS)):
             notes.append(
                 f"{int(former):,} of the newest step's groups were scored before the reward was changed: batches that were in "
@@ -599,13 +596,15 @@ class NodeState:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about what was or is not saved, and about rewards."""
+        """Sentences about what was not saved and about rewards; of an ended run its reasons."""
+        if self.verdict:
+            return list(self.verdict[1:])
         failing = [
             f"the {role} cannot write: {kind}, for {duration(self.at - since)} ({tries:,.0f} failed writes); its log has the cause "
             "and the remedy (write_failed)"
             for role, kind, since, tries in self._failing_writes()
         ]
-        return [*([self.unsaved] if self.unsaved else []), *self.crowding, *failing, *self.reward_notes]
+        return [*self.crowding, *failing, *self.reward_notes]
 
     @property
     def crowding(self) -> list[str]:

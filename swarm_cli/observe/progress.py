@@ -40,12 +40,11 @@ UNCHANGED_S = 60.0
 _NUMBER = re.compile(r"[0-9][0-9.,]*")
 
 
-def row_lines(node: NodeState, elapsed_s: float, *, alone: bool = False, resumed: bool = False) -> list[str]:
+def row_lines(node: NodeState, elapsed_s: float) -> list[str]:
     """The lines of a node: of one that runs well without what its processes do, of one that starts
-    without the groups that it has not made yet. elapsed_s: since the run was started. alone,
-    resumed: as for `node_lines`.
+    without the groups that it has not made yet. elapsed_s: since the run was started.
     """
-    head, *rest = (line.plain for line in node_lines(node, alone=alone, resumed=resumed))
+    head, *rest = (line.plain for line in node_lines(node))
     shown = rest[-1:] if node.kind == "starting" else rest[:1] if node.health in ("good", "rest") else rest
     return [f"{_clock(elapsed_s):>7}  {head}", *(f"{'':>7}{line}" for line in shown)]
 
@@ -107,9 +106,7 @@ class ProgressView:
         self._every_s = every_s
         self._run_dir = config.node.var_dir / "runs" / config.node.run
         self._rates = StepRates()
-        self._alone = len(nodes) == 1 and config.sampler.external == 0
-        self._resumed: set[str] | None = None
-        """The nodes that had taken steps at the first look."""
+        self._alone = len(nodes) == 1 and config.nats.swarm_url in (None, config.nats.node_url)
         self._told: object = None
         self._told_at = 0.0
         # Not this view's own start: it is started again after a crash.
@@ -129,13 +126,10 @@ class ProgressView:
             if nodes is None:
                 continue
             heard_at = time.monotonic()
-            if self._resumed is None:
-                self._resumed = {node.node for node in nodes if node.step}
             remedies = await asyncio.to_thread(self._remedies, nodes)
             if self._is_news(nodes, remedies, heard_at):
                 for node in nodes:
-                    told = row_lines(node, heard_at - self._began, alone=self._alone, resumed=node.node in self._resumed)
-                    for line in told:
+                    for line in row_lines(node, heard_at - self._began):
                         _say(line)
                 for line in remedies:
                     _say(line)
@@ -169,7 +163,7 @@ class ProgressView:
             return None
         # What another run left under a node's name is none of this run's progress.
         nodes = [node if node.run in ("", run) else NodeState(node.node, at=node.at) for node in found]
-        return [self._rates.rated(replace(node, begun=self._since)) for node in nodes]
+        return [self._rates.rated(replace(node, begun=self._since, alone=self._alone)) for node in nodes]
 
     def _remedies(self, nodes: Sequence[NodeState]) -> list[str]:
         run = self._run_dir.name if running_since(self._run_dir) is not None else ""
@@ -199,9 +193,7 @@ class ProgressView:
         _say(f"all nodes have taken {count(self._steps, 'step')}, {minutes:.1f} minutes after this start")
         if not complete:
             _say(f"the last policy was not evaluated within {self._patience_s():.0f} s: see generator.log")
-        resumed = self._resumed or set()
-        shown = [node_lines(node, alone=self._alone, resumed=node.node in resumed) for node in nodes]
-        for line in (line.plain for each in shown for line in each):
+        for line in (line.plain for node in nodes for line in node_lines(node)):
             _say(line)
         for line in run_verdicts(self._run_dir, self._names):
             _say(line)
@@ -213,7 +205,7 @@ class ProgressView:
             _say(line)
 
     def _next_commands(self) -> list[str]:
-        commands = next_commands(self._run_dir, self._names[0], where_runs_are(self._config))
+        commands = next_commands(self._run_dir, self._names[0], where_runs_are(self._config), complete=True)
         begin = ["next:", *[""] * (len(commands) - 1)]
         return [
             f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log",

@@ -141,9 +141,9 @@ def folder_here(var_dir: Path, target: Target) -> Path | None:
     return var_dir / "runs" / run if run else None
 
 
-def next_commands(run_dir: Path, node: str, where: str) -> list[tuple[str, str]]:
+def next_commands(run_dir: Path, node: str, where: str, *, complete: bool = False) -> list[tuple[str, str]]:
     """Commands for a run that has ended, each with what it does; of its nodes `node` counts. where:
-    as `where_runs_are` returns.
+    as `where_runs_are` returns. complete: as for `goes_on`.
     """
     run = shlex.quote(run_dir.name)
     return [
@@ -151,5 +151,5 @@ def next_commands(run_dir: Path, node: str, where: str) -> list[tuple[str, str]]
         (f"swarm eval {shlex.quote(str(run_dir / node))} --answers 3", "what the policy answers"),
         (f"swarm model export {run} {node} trained --best{where}", "the best policy as a Hugging Face folder"),
         (f"swarm plot {run}{where}", "learning curves as a PNG"),
-        (goes_on(run_dir), "continues training"),
+        (goes_on(run_dir, complete=complete), "continues training"),
     ]

@@ -41,14 +41,13 @@ from swarm_cli.observe.evaluation_log import (
 from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.run_files import (
     Evaluation,
-    alike_of_steps,
     newest_step,
     read_evaluations,
-    read_steps,
     read_unknown,
     recorded_evaluations,
     unsaved_words,
 )
+from swarm_cli.observe.verdict import node_verdict
 from swarm_cli.runs import RunEnd, running_since
 from swarm_cli.target import Target, explained, run_here
 
@@ -119,6 +118,11 @@ class SwarmState:
     """Number of groups in the hub's window; None if it was not asked or may not be known."""
     other_swarms: int = 0
     """Number of directory entries that are signed for another swarm, of a hub."""
+
+    @property
+    def alone(self) -> bool:
+        """True if there is one node, with nobody to share with."""
+        return bool(self.nodes) and all(node.alone for node in self.nodes)
 
     @property
     def here(self) -> list[NodeState]:
@@ -203,6 +207,8 @@ async def _look(
                 for node in nodes
                 if node.node not in earlier
             ]
+            if len({*here, *listed.names}) == 1 and target.swarm_url in (None, target.node_url):
+                nodes = [replace(node, alone=True) for node in nodes]
             nodes += [NodeState(name, at=at, elsewhere=True) for name in wanted if name not in here]
             nodes = [replace(node, entry=listed.entry(node.node)) for node in nodes]
             configured = configured_swarm(config) or target.swarm_id or DEFAULT_SWARM_ID
@@ -629,8 +635,7 @@ def _ended_node(folder: Path, end: RunEnd) -> NodeState:
     newest = recorded[-1] if recorded else None
     step = newest_step(folder).get("step", 0)
     step = step if isinstance(step, int) and step >= 0 else 0
-    alike: dict[str, float] = {FigureFamily.ALIKE.of(kind): value for kind, value in alike_of_steps(read_steps(folder)).items()}
-    figures: dict[Role, dict[str, float]] = {"verifier": _unknown_rewards(folder), "trainer": alike}
+    figures: dict[Role, dict[str, float]] = {"verifier": _unknown_rewards(folder)}
     if newest is not None and newest.unknown:
         figures["generator"] = {StatusFigure.EVAL_UNKNOWN: float(newest.unknown)}
     statuses = [
@@ -645,7 +650,7 @@ def _ended_node(folder: Path, end: RunEnd) -> NodeState:
     version = max(step, newest.policy_version if newest is not None else 0)
     return NodeState(
         node, tuple(statuses), position, run=folder.parent.name, recorded_version=version, at=time.time(),
-        unsaved=unsaved_words(folder), scores=tuple(read_evaluations(folder)),
+        unsaved=unsaved_words(folder), verdict=node_verdict(folder, ended=True), scores=tuple(read_evaluations(folder)),
     )  # fmt: skip
 
 

@@ -201,7 +201,7 @@ def show(snapshot: SwarmState, console: Console, run: Path | None = None, server
     """
     for node in snapshot.here:
         console.print(*node_lines(node), sep="\n", soft_wrap=True)
-        for words in node.notes:
+        for words in [*node.verdict[:1], *node.notes]:
             console.print(f"  {visible(node.node)}: {words}", soft_wrap=True, highlight=False)
         for words in set_lines(records / node.node) if records is not None else ():
             console.print(f"  {words}", soft_wrap=True, highlight=False)
@@ -213,7 +213,8 @@ def show(snapshot: SwarmState, console: Console, run: Path | None = None, server
     if elsewhere := [node for node in snapshot.nodes if node.elsewhere]:
         console.print("on other servers", style="bold")
         console.print(elsewhere_table(elsewhere, snapshot.known))
-    fills = [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]
+    shared = () if snapshot.alone else snapshot.swarm_streams
+    fills = [*(fill for node in snapshot.nodes for fill in node.streams), *shared]
     if fills:
         console.print(_streams(fills))
     for line in [*omissions(snapshot), *_unprotected(snapshot.here), *_clocks(snapshot.here)]:

@@ -99,7 +99,7 @@ def screen(
     parts += lines
     if elsewhere:
         parts.append(elsewhere_table(elsewhere, swarm.known))
-    parts.append(_swarm_line(swarm))
+    parts += [] if swarm.alone else [_swarm_line(swarm)]
     if closing:
         parts.append(Text(visible(closing), style="bold"))
     return Group(*parts)

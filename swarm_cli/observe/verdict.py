@@ -1,5 +1,5 @@
 """The result of a run, in a few lines per node: pure functions over its steps and evaluations, and
-`run_verdicts`, which reads them.
+`run_verdicts`, which reads them for every display of a run that has ended.
 
 While a run is running, the same symptoms raise alerts (`k8s/components/monitoring/rules`).
 """
@@ -90,9 +90,9 @@ class Verdict:
     outcome: Outcome
     reasons: tuple[str, ...]
 
-    def lines(self, node: str) -> list[str]:
-        """Such as `alpha: learned: held-out 0.655, +0.565 over the base policy`, followed by a line
-        for each symptom and for the remedy.
+    def lines(self) -> list[str]:
+        """Such as `learned: held-out 0.655, +0.565 over the base policy`, followed by a line for
+        each symptom and for the remedy.
         """
         words = {
             Outcome.LEARNED: "learned",
@@ -103,7 +103,7 @@ class Verdict:
         }[self.outcome]
         first, *symptoms = self.reasons
         remedy = [REMEDY.format(page=self._page())] if self.outcome is Outcome.FAILED else []
-        return [f"{visible(node)}: {words}: {first}", *(f"  {text}" for text in [*symptoms, *remedy])]
+        return [f"{words}: {first}", *symptoms, *remedy]
 
     def _page(self) -> str:
         """The runbook for what is wrong: by the held-out tasks, else by the first symptom."""
@@ -127,24 +127,32 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
 
 
 def run_verdicts(run_dir: Path, nodes: Sequence[str], *, ended: bool = False) -> list[str]:
-    """The verdicts on a run's nodes, as lines; none for a node that has written nothing. ended: the
-    run has ended, so what no checkpoint contains was not saved.
+    """The verdicts on a run's nodes, as lines; none for a node that has written nothing. ended: as
+    for `node_verdict`.
     """
-    lines, names = [], file_names(run_dir)
+    lines = []
     for node in nodes:
-        steps, evaluations = read_steps(run_dir / node), read_evaluations(run_dir / node)
-        counts = read_unknown(run_dir / node)
-        unknown, untrained = _unknown(counts, evaluations, names), _untrained(steps, counts)
-        lost = unreadable(run_dir / node / EVAL_FILE)
-        if steps or evaluations or lost:
-            lines += verdict(steps, evaluations, lost).lines(node)
-            lines += [f"  {untrained}"] if untrained else []
-            lines += [f"  {text}" for text in [alike_words(alike_of_steps(steps), node), *set_lines(run_dir / node)] if text]
-        elif untrained:
-            lines.append(f"{visible(node)}: {untrained}")
-        unsaved = unsaved_words(run_dir / node) if ended else ""
-        lines += [f"  {text}" for text in [*([unsaved] if unsaved else []), *unknown]]
+        told = [*filter(None, node_verdict(run_dir / node, ended=ended)), *set_lines(run_dir / node)]
+        lines += [f"{visible(node)}: {told[0]}", *(f"  {text}" for text in told[1:])] if told else []
     return lines
+
+
+def node_verdict(folder: Path, *, ended: bool = False) -> tuple[str, ...]:
+    """The verdict on the node of this folder: its judgement, empty if there is nothing to judge,
+    and then a sentence for each reason, with its remedy. ended: the run has ended, so what no
+    checkpoint contains was not saved.
+    """
+    steps, evaluations, counts = read_steps(folder), read_evaluations(folder), read_unknown(folder)
+    lost = unreadable(folder / EVAL_FILE)
+    judgement, *reasons = verdict(steps, evaluations, lost).lines() if steps or evaluations or lost else [""]
+    why = [
+        unsaved_words(folder) if ended else "",
+        *reasons,
+        _untrained(steps, counts),
+        alike_words(alike_of_steps(steps), folder.name),
+        *_unknown(counts, evaluations, file_names(folder.parent)),
+    ]
+    return judgement, *filter(None, why)
 
 
 class HeldOutVerdict(NamedTuple):

@@ -203,14 +203,12 @@ def unscored(var_dir: Path) -> Path:
     return folder.parent
 
 
-def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_live_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answers_without_a_known_reward_are_told_of_an_ended_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = unscored(tmp_path)
     monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "160")
-    left = "answers whose reward is unknown have left their groups: 40 raised, 2 timeout"
-    held_out = "7 of 16 held-out answers; 9 have no known reward"
+    left = "answers whose reward is unknown, so they taught nothing: 5 of gcd (no cause), 40 of gcd (raised)"
+    held_out = "9 of 16 held-out answers, in 1 of 1 evaluations, have no known reward"
     _, out, _ = swarm("status", "--run", "demo")
     assert left in out and held_out in out and "0.500 @3, 7 of 16" in out
     _, out, _ = swarm("status", "--run", "demo", "--json")
@@ -226,16 +224,38 @@ def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_liv
     assert (row["n"], row["unknown"]) == (16, 9)
 
 
-def test_why_the_groups_of_an_ended_run_taught_nothing_is_told_by_status_and_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+FLAT = {"groups_local": 4, "alike_of": {"wrong": 4}, "cut_off_share": 1.0, "updated": False}
+COLLAPSED = {"reward_local": 0.2, "updated": True}
+
+
+@pytest.mark.parametrize(
+    ("steps", "cause", "told"),
+    [
+        ([], "not_applicable", "nothing can be learnt: the reward returned None for all 9 answers"),
+        ([FLAT] * 8, "raised", "32 all wrong; 100% of the answers were cut off"),
+        ([{**COLLAPSED, "entropy": 0.5}] * 6 + [{**COLLAPSED, "entropy": 0.001}] * 6, "", "the policy's entropy collapsed"),
+    ],
+)
+def test_why_an_ended_run_learned_nothing_is_told_by_status_and_page_as_by_its_end(
+    steps: list[dict[str, Any]], cause: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = unscored(tmp_path)
-    line = {"groups_local": 4, "alike_of": {"wrong": 4}, "cut_off_share": 1.0, "updated": False}
-    (folder / "alpha" / "metrics.jsonl").write_text("".join(json.dumps({"step": n, **line}) + "\n" for n in range(1, 9)))
+    folder = tmp_path / "runs" / "demo"
+    (folder / "alpha").mkdir(parents=True)
+    lines = [json.dumps({"step": number, **step}) + "\n" for number, step in enumerate(steps, 1)]
+    (folder / "alpha" / "metrics.jsonl").write_text("".join(lines))
+    if cause:
+        count = {"dataset": "gcd", "cause": cause, "answers": 9}
+        (folder / "alpha" / "unknown_rewards-0.jsonl").write_text(json.dumps(count) + "\n")
+    write_note(folder, RunNote("nats://127.0.0.1:1", "nats://127.0.0.1:1", StartOptions()))
+    write_end(folder, 0, "progress")
     monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "160")
-    told = "32 all wrong; 100% of the answers were cut off"
-    assert told in swarm("status", "--run", "demo")[1]
+    monkeypatch.setenv("COLUMNS", "400")
+    said = [line.removeprefix("alpha: ").strip() for line in run_verdicts(folder, ["alpha"], ended=True)]
+    assert any(told in line for line in said[:4])
+    for command in (("status",), ("top", "--once")):
+        _, out, _ = swarm(*command, "--run", "demo")
+        assert [line for line in said if line not in out] == [], out
+        assert " made " not in out, "of an ended run the groups since a start are not known"
     end = read_end(folder)
     assert end is not None
     (node,) = swarm_object(ended_run(folder, end), RecentGroups(), ended=True)["nodes"]

@@ -131,6 +131,30 @@ def test_a_node_elsewhere_is_shown_as_unknown_and_a_name_that_no_node_has_is_an_
     assert ask("zeta", *(more or ["--json"])).returncode == 1
 
 
+def test_a_node_with_a_server_of_its_own_is_shown_without_a_word_of_sharing(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats").start()
+
+    async def write(name: str) -> None:
+        swarm = await PageSwarm.open(server.url)
+        await swarm.node(name)
+        await swarm.transport.close()
+
+    def words(*options: str) -> set[str]:
+        asked = ("top", "--once", "--node-url", server.url, *options)
+        said = forked.run("swarm_cli", asked, environment=environment(160), cwd=ROOT, timeout=DEADLINE_S)
+        assert said.returncode == 0 and "step 7" in said.stdout, said.stderr
+        return {"taken", "SWARM_ROLLOUTS"} & set(said.stdout.split())
+
+    try:
+        asyncio.run(write("alpha"))
+        assert words() == set()
+        assert words("--swarm-url", server.url.replace("127.0.0.1", "localhost")), "another server may have others"
+        asyncio.run(write("beta"))
+        assert words("alpha") == {"taken", "SWARM_ROLLOUTS"}
+    finally:
+        server.stop()
+
+
 def test_without_a_server_one_look_says_so_and_fails(tmp_path: Path) -> None:
     answer = subprocess.run(
         command("nats://127.0.0.1:9", "--once"), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S

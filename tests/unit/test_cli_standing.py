@@ -217,8 +217,8 @@ def test_a_status_says_when_its_process_worked_last_and_a_figure_can_be_taken_ba
 def test_what_a_process_said_last_is_not_shown_beside_what_is_known_since() -> None:
     stuck = view(trainer=status("trainer", worked_s=140.0), generator=status("generator", worked_s=90.0))
     assert stuck.role_words("trainer") == "no step for 2m" and stuck.role_words("generator") == "no group for 1m"
-    waits = msgspec.structs.replace(status("sampler", worked_s=140.0), state="waiting for local")
-    assert view(sampler=waits).role_words("sampler") == "waiting for local, no batch for 2m"
+    waits = msgspec.structs.replace(status("sampler", worked_s=140.0), state="waiting for local groups")
+    assert view(sampler=waits).role_words("sampler") == "waiting for local groups, no batch for 2m"
     silent = view(verifier=status("verifier", age_s=25.0, worked_s=25.0), trainer=status("trainer", worked_s=35.0))
     assert silent.role_words("verifier") == "not answering for 25s"
     assert silent.trouble[0] == "verifier not answering for 25s", "the cause before what follows from it"

@@ -18,7 +18,7 @@ from swarm_cli.observe.node_state import NodeState, StreamFill, duration
 from swarm_cli.observe.progress import row_lines
 from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import SwarmState, held_out_history
-from swarm_cli.observe.status import as_object
+from swarm_cli.observe.status import as_object, show
 from swarm_cli.observe.top import screen
 
 NOW = 1_000_000.0
@@ -101,11 +101,21 @@ def shown(*nodes: NodeState, height: int = 100, notice: str = "", reachable: boo
 def test_three_lines_say_how_far_a_node_is_what_became_of_groups_and_what_its_processes_do() -> None:
     _, first, second, third, last = shown(node()).splitlines()
     assert first == "alpha  ● running  step 1,200  2.00 steps/s  version 1,200  held-out 0.700 @50 base 0.100 +0.600  ▁▅█"
-    words = "made 1,000  shared 900 (outbox 4)  taken 800  refused 12: 9 flood, 3 too_old  reward 0.750  foreign 0.500  stale 1.5"
-    assert second == f"  {words}"
+    sharing = "shared 900 (outbox 4)  taken 800  refused 12: 9 flood, 3 too_old"
+    assert second == f"  this start: made 1,000  {sharing}  reward 0.750  foreign 0.500  stale 1.5"
     doings = " · ".join(f"{role} working" for role in ROLES)
     assert third == f"  {doings} (wait 60%, compute 30%)"
     assert last == "shared streams  swarm_rollouts 10"
+
+
+def test_a_node_alone_is_shown_without_a_word_of_sharing() -> None:
+    lone = replace(node(accepted=0, refused=0, local_only_judged=1), alone=True)
+    seen = SwarmState(NOW, (lone,), (fill("SWARM_ROLLOUTS", 10),), True)
+    console = Console(width=200, file=io.StringIO(), record=True)
+    show(seen, console)
+    text = (shown(lone) + console.export_text()).lower()
+    assert text.count("this start: made 1,000") == 2
+    assert not [word for word in ("shared", "sharing", "taken", "refused", "swarm_", "another node") if word in text], text
 
 
 def test_no_line_is_longer_than_the_terminal_and_no_more_are_shown_than_fit() -> None:

@@ -40,9 +40,7 @@ def rates(*pass_rates: float, n: int = 200) -> list[Evaluation]:
 
 
 def test_a_rising_held_out_rate_is_learning_and_says_by_how_much() -> None:
-    assert verdict(steps(), rates(0.09, 0.4, 0.655)).lines("alpha") == [
-        "alpha: learned: held-out 0.655, +0.565 over the base policy"
-    ]
+    assert verdict(steps(), rates(0.09, 0.4, 0.655)).lines() == ["learned: held-out 0.655, +0.565 over the base policy"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,7 @@ def test_each_way_of_failing_is_named_with_its_figures(values: dict[str, Any], w
     assert found.outcome is Outcome.FAILED
     (told,) = found.reasons[1:]
     assert words in told
-    assert "remedy" in found.lines("alpha")[-1]
+    assert "remedy" in found.lines()[-1]
     assert verdict(steps(), rates(0.09, 0.1)).outcome is Outcome.UNCLEAR
 
 
@@ -202,10 +200,8 @@ def test_a_pass_rate_below_the_base_policys_is_failing_and_one_within_chance_is_
 
 
 def test_a_fall_from_the_best_is_told_though_there_is_a_gain_left() -> None:
-    (told,) = verdict(steps(), rates(0.09, 0.7, 0.4)).lines("alpha")
-    assert told == (
-        "alpha: learned, and fell from its best: held-out fell from its best, 0.700 at version 25, to 0.400 (base 0.090)"
-    )
+    (told,) = verdict(steps(), rates(0.09, 0.7, 0.4)).lines()
+    assert told == ("learned, and fell from its best: held-out fell from its best, 0.700 at version 25, to 0.400 (base 0.090)")
     assert verdict(steps(), rates(0.09, 0.7, 0.1)).outcome is Outcome.FAILED
 
 
@@ -231,7 +227,7 @@ def test_of_graded_answers_of_which_none_passes_the_mean_reward_is_told() -> Non
 
 def test_a_policy_that_is_right_nearly_always_may_be_sure_of_it_and_rest() -> None:
     solved = [*steps(1, reward_local=0.99), *steps(entropy=0.001, reward_local=0.99, updated=False)]
-    assert verdict(solved, rates(0.5, 0.98)).lines("a") == ["a: learned: held-out 0.980, +0.480 over the base policy"]
+    assert verdict(solved, rates(0.5, 0.98)).lines() == ["learned: held-out 0.980, +0.480 over the base policy"]
 
 
 def test_without_evaluations_that_is_said_instead_of_a_verdict() -> None:
@@ -254,7 +250,7 @@ _FIELD = st.one_of(st.none(), st.booleans(), st.floats(allow_nan=True), st.text(
     st.lists(st.builds(Evaluation, st.integers(0, 9), st.floats(0, 1), st.integers(0, 300)), max_size=4),
 )
 def test_whatever_the_files_hold_there_is_a_verdict(record: list[dict[str, Any]], evaluations: list[Evaluation]) -> None:
-    assert verdict(record, evaluations).lines("alpha")
+    assert verdict(record, evaluations).lines()
 
 
 def test_a_nodes_files_are_read_and_a_node_without_any_is_left_out(tmp_path: Path) -> None:
@@ -321,7 +317,7 @@ def test_a_dozen_steps_whose_reward_wanders_are_not_failing() -> None:
 )
 def test_the_remedy_is_the_page_about_what_is_wrong(record: list[float], held_out: tuple[float, float], page: str) -> None:
     found = verdict([{"reward_local": reward} for reward in record], rates(*held_out))
-    *_, remedy = found.lines("alpha")
+    *_, remedy = found.lines()
     assert found.outcome is Outcome.FAILED and f"/{page}.md" in remedy
     assert all((Path(__file__).parents[2] / "docs" / "runbooks" / f"{name}.md").is_file() for _, name in _RUNBOOKS)
 
