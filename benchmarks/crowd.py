@@ -24,7 +24,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from services.verifier.figures import Figures
-from services.verifier.sharing import AUDIENCE_PERIOD_S, AUDIENCE_READ, RECORD_PERIOD_S, Content, message_id, sign
+from services.verifier.sharing import AUDIENCE_PERIOD_S, AUDIENCE_READ, RECORD_PERIOD_S, Content, audience_start, message_id, sign
 from services.verifier.swarm_reader import SwarmReader
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig, load_config
@@ -234,13 +234,14 @@ class _Identity:
 
 
 class _Looks:
-    """Asks for the directory's newest entries as `services.verifier.sharing.Audience` does, and
+    """Asks for entries of the directory as `services.verifier.sharing.Audience` does, and
     throws the answers away unread: ten thousand nodes are sent more than one Python process could
     decode.
     """
 
     def __init__(self) -> None:
         self.entries = 0
+        self._random = random.Random()
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self, url: str) -> None:
@@ -252,9 +253,9 @@ class _Looks:
         self._writer.write(f'CONNECT {{"verbose":false,"headers":true,"no_responders":true}}\r\nSUB {inbox} 1\r\n'.encode())
         self._reading = asyncio.create_task(self._read())
 
-    def look(self, last_seq: int) -> None:
-        """Ask for the newest entries up to this position."""
-        asked = json.dumps({"seq": max(1, last_seq - AUDIENCE_READ + 1), "batch": AUDIENCE_READ})
+    def look(self, last_seq: int, entries: int) -> None:
+        """Ask for some of the `entries` of the directory, the newest of which is at `last_seq`."""
+        asked = json.dumps({"seq": audience_start(last_seq, entries, self._random), "batch": AUDIENCE_READ})
         self._writer.write(f"{self._request}{len(asked)}\r\n{asked}\r\n".encode())
 
     async def close(self) -> None:
@@ -380,8 +381,8 @@ class _Actors:
         self.report.renewed += 1
 
     async def _look(self, who: _Identity) -> None:
-        """Read what others want of a group, in the directory's newest entries."""
-        self._looks.look(self._newest_entry)
+        """Read what others want of a group, in some of the directory's entries."""
+        self._looks.look(self._newest_entry, self._crowd.identities)
         self.report.looked += 1
 
     async def _evaluate(self, who: _Identity) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Generic, TypeVar
 
 from services.verifier.checks import Offence
@@ -175,9 +176,11 @@ class Reputation:
         """Select what the common state keeps: the worst keys, and those with most accepted groups,
         at most `MAX_REPUTATIONS`.
         """
-        worst = sorted(self._records, key=lambda key: (-self.remaining_s(key, now_s), -self.suspicion(key, now_s)))
-        best = sorted(self._records, key=lambda key: -self._records[key].accepted)
-        kept = dict.fromkeys((*worst[: MAX_REPUTATIONS // 2], *best[: MAX_REPUTATIONS // 2]))
+        offenders = [key for key, record in self._records.items() if record.refused]
+        most = MAX_REPUTATIONS // 2
+        worst = nlargest(most, offenders, key=lambda key: (self.remaining_s(key, now_s), self.suspicion(key, now_s)))
+        best = nlargest(most, self._records, key=lambda key: self._records[key].accepted)
+        kept = dict.fromkeys((*worst, *best))
         return [self._kept(key) for key in sorted(kept)]
 
     def worst(self, count: int, now_s: float) -> list[SenderStanding]:

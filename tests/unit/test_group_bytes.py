@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import msgspec
@@ -12,12 +13,16 @@ from services.generator.engines.base import Sample, SamplingParams
 from services.generator.groups import Canonical, rollout_group
 from services.generator.tasks import PromptedTask
 from services.trainer.selection.group_tokens import TokenRules, foreign_tokens
-from services.verifier.sharing import Audience, Content, rounded_logprobs, sent_part, sign
+from services.verifier.sharing import AUDIENCE_READ, Audience, Content, rounded_logprobs, sent_part, sign
+from shared.contracts import subjects
 from shared.contracts.codec import decode, encode, pack_logprobs, unpack_logprobs, unpacked
 from shared.contracts.control import NodeRecord
 from shared.contracts.messages import RolloutGroup
+from shared.contracts.streams import ensure_swarm_streams
 from shared.contracts.wire import ModelIdentity
+from shared.identity.statements import sign_statement
 from shared.model.prompts import answer_text, encode_answer, tokenizer_hash
+from tests.nats_server import own_plane
 from tests.unit.test_border import KEY, group
 from tests.unit.test_foreign_tokens import byte_level_bpe
 
@@ -98,3 +103,25 @@ def test_a_wish_of_a_signed_entry_counts_until_the_directory_forgets_it_and_of_w
     assert audience.content(tokens=False, now_s=1.0) == Content("text", "none")
     assert audience.content(tokens=True, now_s=950.0) == Content("needed", "none")
     assert audience.content(tokens=True, now_s=1001.0) == Content("needed", "zstd")
+
+
+async def test_a_look_at_the_directory_costs_the_same_in_every_swarm_and_finds_each_ask_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plane = await own_plane()
+    await ensure_swarm_streams(plane)
+    model = ModelIdentity(name="toy", tokenizer_hash="0" * 64)
+    for number in range(100):
+        said = NodeRecord(
+            node=f"node-{number}", public_key=KEY.public_key, model=model, tasks=["gcd"], policy_version=1, software="s",
+            updated_at=time.time(), swarm_schema=3, encodings=["zstd"], wants_logprobs=number == 3,
+        )  # fmt: skip
+        await plane.kv.put(subjects.SWARM_NODES_BUCKET, said.node, encode(sign_statement(said, KEY, "swarm")))
+    audience, heard = Audience("alpha", "swarm"), list[str]()
+    note = audience.note
+    monkeypatch.setattr(audience, "note", lambda record, now_s: (heard.append(record.node), note(record, now_s)))
+    for looks in range(1, 61):
+        await audience.look(plane)
+        assert len(heard) <= looks * AUDIENCE_READ <= looks * 32
+    assert len(set(heard)) == 100
+    assert audience.content(tokens=True, now_s=time.monotonic()) == Content("logprobs", "zstd")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from services.trainer.selection.left_out import Findings, absurd_text
 from services.verifier.border import Refusal
-from services.verifier.reputation import FIRST_S, MAX_EVENTS, LaterOffence, Reputation, Senders
+from services.verifier.reputation import FIRST_S, MAX_EVENTS, MAX_KEYS, LaterOffence, Reputation, Senders
 from services.verifier.sender_watch import SharedReputation
 from services.verifier.trust import KnownKeys
 from shared.contracts import subjects
@@ -166,6 +166,17 @@ def test_the_common_state_is_bounded_and_keeps_the_worst_and_the_best(tmp_path: 
         assert replica.known.suspicion("U0", NOW_S) > 0, "this process knows them all"
 
     on_a_plane(test)
+
+
+def test_of_ten_thousand_names_only_offenders_are_weighed_against_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, weighed = Reputation(), list[str]()
+    for number in range(MAX_KEYS - 1):
+        known.credit(f"U{number}", "many", NOW_S)
+    known.blame("UBAD", "mallory", Refusal.REPEATED, NOW_S)
+    suspicion = known.suspicion
+    monkeypatch.setattr(known, "suspicion", lambda key, now_s: weighed.append(key) or suspicion(key, now_s))
+    assert "UBAD" in {each.public_key for each in known.records(NOW_S)}
+    assert weighed == ["UBAD"]
 
 
 def test_what_the_trainer_finds_costs_the_sender_its_share_in_proportion_once_and_never_its_place(tmp_path: Path) -> None:
