@@ -53,7 +53,7 @@ FLOOD_TIMES = 100
 """A flooding identity sends this many times as much as another."""
 CHARS_PER_TOKEN = 4.4
 """Of English prose with the tokenizers of current models."""
-AT_ONCE = 32
+AT_ONCE = 128
 MODEL = ModelIdentity(name=NAME, tokenizer_hash="c" * 64)
 
 
@@ -88,8 +88,13 @@ class Crowd:
 
 @dataclass(slots=True)
 class CrowdReport:
-    """Everything that one process has done. `acknowledged`: groups by name. `late_s`: how far it
-    was behind at its end. `publish_s`: seconds until each thousandth of the acknowledgements.
+    """Everything that one process has done.
+
+    Attributes:
+        acknowledged: Groups by name.
+        seen: Entries of the directory.
+        late_s: How far it was behind at most.
+        publish_s: Seconds until each thousandth of the acknowledgements.
     """
 
     acknowledged: dict[str, int]
@@ -233,40 +238,57 @@ class _Identity:
         )
 
 
-class _Looks:
-    """Asks for entries of the directory as `services.verifier.sharing.Audience` does, and
-    throws the answers away unread: ten thousand nodes are sent more than one Python process could
-    decode.
+class _Directory:
+    """Renews entries of the directory and looks at it as nodes do, and throws the answers away
+    unread: ten thousand nodes are sent more than one Python process could decode.
     """
 
-    def __init__(self) -> None:
-        self.entries = 0
+    def __init__(self, entries: int) -> None:
+        """entries: Number of nodes that have one."""
+        self._entries = entries
         self._random = random.Random()
+        self._last_seq = 1
         self._reading: asyncio.Task[None] | None = None
+        self._get = f"$JS.API.DIRECT.GET.{bucket_stream(subjects.SWARM_NODES_BUCKET)}"
+        self._inbox = f"_INBOX.{os.urandom(8).hex()}"
+        self.seen = 0
 
     async def open(self, url: str) -> None:
         """Connect to an open server."""
         host, _, port = url.removeprefix("nats://").partition(":")
         self._reader, self._writer = await asyncio.open_connection(host, int(port))
-        inbox = f"_INBOX.{os.urandom(8).hex()}"
-        self._request = f"PUB $JS.API.DIRECT.GET.{bucket_stream(subjects.SWARM_NODES_BUCKET)} {inbox} "
-        self._writer.write(f'CONNECT {{"verbose":false,"headers":true,"no_responders":true}}\r\nSUB {inbox} 1\r\n'.encode())
+        hello = 'CONNECT {"verbose":false,"headers":true,"no_responders":true}'
+        self._writer.write(f"{hello}\r\nSUB {self._inbox} 1\r\n".encode())
         self._reading = asyncio.create_task(self._read())
 
-    def look(self, last_seq: int, entries: int) -> None:
-        """Ask for some of the `entries` of the directory, the newest of which is at `last_seq`."""
-        asked = json.dumps({"seq": audience_start(last_seq, entries, self._random), "batch": AUDIENCE_READ})
-        self._writer.write(f"{self._request}{len(asked)}\r\n{asked}\r\n".encode())
+    def renew(self, name: str, entry: bytes) -> None:
+        """Ask who holds the name, and store its entry."""
+        subject = f"$KV.{subjects.SWARM_NODES_BUCKET}.{name}"
+        self._ask(f"{self._get}.{subject}", b"")
+        self._ask(subject, entry)
+
+    def look(self) -> None:
+        """Ask for some of the entries."""
+        start = audience_start(self._last_seq, self._entries, self._random)
+        self._ask(self._get, json.dumps({"seq": start, "batch": AUDIENCE_READ}).encode())
 
     async def close(self) -> None:
         await cancel_and_wait(self._reading)
         self._writer.close()
 
+    def _ask(self, subject: str, payload: bytes) -> None:
+        self._writer.write(f"PUB {subject} {self._inbox} {len(payload)}\r\n".encode() + payload + b"\r\n")
+
     async def _read(self) -> None:
         while data := await self._reader.read(2**18):
-            self.entries += data.count(b"HMSG ")
+            self.seen += data.count(b"HMSG ")
+            if stored := _STORED.findall(data):
+                self._last_seq = max(self._last_seq, int(stored[-1]))
             if b"PING\r\n" in data:
                 self._writer.write(b"PONG\r\n")
+
+
+_STORED = re.compile(rb'"seq":\s?(\d+)[,}]')
 
 
 class _Actors:
@@ -282,8 +304,7 @@ class _Actors:
         self._places = asyncio.Semaphore(AT_ONCE)
         self._publish_s: list[float] = []
         self._late_s = 0.0
-        self._looks = _Looks()
-        self._newest_entry = 1
+        self._directory = _Directory(crowd.identities)
         self.report = CrowdReport({each.name: 0 for each in self._all})
 
     async def act(self) -> None:
@@ -295,7 +316,7 @@ class _Actors:
             self._paced(flooding, FLOOD_TIMES * crowd.each_per_s, self._share),
         ]
         if crowd.nodes:
-            await self._looks.open(crowd.url)
+            await self._directory.open(crowd.url)
             work += [
                 self._paced(self._all, 1.0 / RECORD_PERIOD_S, self._renew),
                 self._paced(self._all, 1.0 / AUDIENCE_PERIOD_S, self._look),
@@ -305,8 +326,8 @@ class _Actors:
         for _ in range(AT_ONCE):
             await self._places.acquire()
         if crowd.nodes:
-            await self._looks.close()
-        self.report.seen = self._looks.entries
+            await self._directory.close()
+        self.report.seen = max(0, self._directory.seen - self.report.renewed)
         slowest = sorted(self._publish_s)
         self.report.publish_s = [round(slowest[len(slowest) * part // 1000], 4) for part in range(1000)] if slowest else []
         self.report.late_s = round(self._late_s, 2)
@@ -374,15 +395,11 @@ class _Actors:
             who.reading = False
 
     async def _renew(self, who: _Identity) -> None:
-        """Renew a directory entry, after a look at who holds it."""
-        await self._plane.kv.get(subjects.SWARM_NODES_BUCKET, who.name)
-        signed = encode(sign_statement(who.record(), who.key, self._crowd.swarm))
-        self._newest_entry = await self._plane.kv.put(subjects.SWARM_NODES_BUCKET, who.name, signed)
+        self._directory.renew(who.name, encode(sign_statement(who.record(), who.key, self._crowd.swarm)))
         self.report.renewed += 1
 
     async def _look(self, who: _Identity) -> None:
-        """Read what others want of a group, in some of the directory's entries."""
-        self._looks.look(self._newest_entry, self._crowd.identities)
+        self._directory.look()
         self.report.looked += 1
 
     async def _evaluate(self, who: _Identity) -> None:

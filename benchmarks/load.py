@@ -309,6 +309,7 @@ async def measure(setting: Setting, folder: Path) -> Record:
         nodes = [Node(name, folder, planes.url, hub.server.url, setting) for name in NAMES[: setting.nodes]]
         for node in nodes:
             await stack.enter_async_context(node.running())
+        for node in nodes:
             await node.ready()
         parts = [_part(setting, number, hub.server.url, folder, lasts_s) for number in range(setting.parts)]
         crowd = [await stack.enter_async_context(crowd_process(part)) for part in parts]
