@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -42,6 +40,7 @@ from swarm_cli.local.procfile import (
     render_procfile,
 )
 from swarm_cli.local.supervisor import GRACE_S, Outcome, lines_for_people, run_lines
+from swarm_cli.observe.remedies import next_commands
 from swarm_cli.observe.run_files import unsaved_words
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.risky_settings import left_out_rows, risky_settings, sharing_warnings, toys_settings
@@ -179,7 +178,7 @@ def up(
         )
         outcome = with_unsaved(outcome, folder, layout)
         write_end(folder, outcome.code, outcome.first)
-    explain_end(outcome, node_config, layout, given.steps)
+    explain_end(outcome, node_config, layout)
     raise typer.Exit(outcome.code)
 
 
@@ -374,15 +373,6 @@ def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
     return {"SWARM_NATS__SWARM_ID": config.node.run}
 
 
-def make_command(config: NodeConfig, layout: Layout, steps: int | None = None) -> str:
-    """The command with make that starts the same nodes on the same ports, from any folder.
-    steps: as given.
-    """
-    flags = " ".join(start_options(config, replace(layout, nodes=usual_nodes(config)), steps).words())
-    nodes = f" NODES={layout.nodes}" if layout.nodes != usual_nodes(config) else ""
-    return f"make run RUN={shlex.quote(config.node.run)}{nodes}" + (f" UP_FLAGS={shlex.quote(flags)}" if flags else "")
-
-
 def start_options(config: NodeConfig, layout: Layout, steps: int | None = None) -> StartOptions:
     """The options of `swarm up` that its defaults and `config` do not cover, from any folder.
     steps: as given.
@@ -450,19 +440,17 @@ def with_unsaved(outcome: Outcome, folder: Path, layout: Layout) -> Outcome:
     return Outcome(EXIT_UNSAVED, f"{unsaved[0]}-trainer") if unsaved else outcome
 
 
-def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout, steps: int | None = None) -> None:
-    """Print the run's results and how to continue it, or which process ended it and why.
-    steps: as given.
-    """
-    run, folder = config.node.run, run_folder(config)
+def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
+    """Print the run's results and what to do with it, or which process ended it and why."""
+    folder = run_folder(config)
     if outcome.first is None or outcome.code == EXIT_UNSAVED:
         # For a run that completed its steps the progress view has printed the verdict already.
         for line in run_verdicts(folder, list(dict.fromkeys([*layout.node_names, *nodes_before(folder)])), ended=True):
             note(line)
         unsaved = f"{outcome.first} could not save its last policy (exit code {EXIT_UNSAVED})"
-        note(f"{unsaved if outcome.code == EXIT_UNSAVED else 'stopped'}. To continue it or draw its curves:")
-        note(f"  {start_options(config, layout, steps).command(run)}    ({make_command(config, layout, steps)})")
-        note(f"  swarm plot {run}{where_runs_are(config)}    (make plot RUN={run})")
+        note(f"{unsaved if outcome.code == EXIT_UNSAVED else 'stopped'}; next:")
+        for command, what in next_commands(folder, layout.node_names[0], where_runs_are(config)):
+            note(f"  {command}      {what}")
         return
     if outcome.code == 0:
         return

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 import msgspec
 import typer
@@ -41,14 +41,14 @@ from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.account_list import Plane
 from swarm_cli.target import default_target, is_named, refuse_unnamed_server, unnamed_server
 
 CONNECT_TIMEOUT_S = 10.0
 T = TypeVar("T")
 
+OnePlane = Literal["node", "swarm"]
 PlaneOption = Annotated[
-    Plane, typer.Option(help="Whose server and key to use: the node's or the swarm's. Without keys both may be on one server.")
+    OnePlane, typer.Option(help="Whose server and key to use: the node's or the swarm's. Without keys both may be on one server.")
 ]
 KeyOption = Annotated[
     Path | None, typer.Option(help="Operator's key file.  [default: nats.node_key_file or swarm_key_file, as operator]")
@@ -56,16 +56,14 @@ KeyOption = Annotated[
 
 
 def with_connection(
-    config: ViewConfig, plane: Plane, key: Path | None, node_url: str, swarm_url: str, work: Callable[[Connection], Awaitable[T]]
+    config: ViewConfig, plane: OnePlane, key: Path | None, node_url: str, swarm_url: str, work: Callable[[Connection], Awaitable[T]]
 ) -> T:
     """Run `work` with an operator's connection to the plane's servers.
 
     Raises:
-        CommandError: there is no such plane, or two were named.
+        CommandError: there is no such plane.
         TransportError: no server answers, or the key is refused.
     """
-    if plane is Plane.BOTH:
-        raise CommandError("choose one plane, because each has its own key: --plane node, then --plane swarm")
     target = default_target(config, node_url, swarm_url)
     named = is_named(config, target, swarm_url)
     return asyncio.run(_with_connection(config, plane, key, (target.node_url, target.swarm_url), work, named=named))
@@ -73,7 +71,7 @@ def with_connection(
 
 async def _with_connection(
     config: ViewConfig,
-    plane: Plane,
+    plane: OnePlane,
     key: Path | None,
     urls: tuple[str, str | None],
     work: Callable[[Connection], Awaitable[T]],
@@ -82,10 +80,10 @@ async def _with_connection(
 ) -> T:
     # A key from the command line replaces the configured one of the chosen plane only.
     node_url, swarm_url = urls
-    config = with_key(config, "node_key_file" if plane is Plane.NODE else "swarm_key_file", key)
-    if plane is Plane.SWARM and swarm_url is None:
+    config = with_key(config, "node_key_file" if plane == "node" else "swarm_key_file", key)
+    if plane == "swarm" and swarm_url is None:
         raise CommandError("nats.swarm_url is none, so this node has no swarm plane: set nats.swarm_url, or use --plane node")
-    if plane is Plane.NODE:
+    if plane == "node":
         transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_url)
     else:
         transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=swarm_url or "")
@@ -267,7 +265,7 @@ def backup(
     out: Annotated[Path, typer.Option(help="Folder to make: it must be missing or empty.")],
     stream: StreamsOption = None,
     node: Annotated[str, typer.Option(help="Only this node's streams, if the server has several nodes'.")] = "",
-    plane: PlaneOption = Plane.NODE,
+    plane: PlaneOption = "node",
     key: KeyOption = None,
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
@@ -394,7 +392,7 @@ def restore(
     node: Annotated[str, typer.Option(help="Only this node's streams.")] = "",
     replicas: Annotated[int | None, typer.Option(min=1, max=5, help="Copies of each stream.  [default: as many as it had]")] = None,
     check: Annotated[bool, typer.Option("--check", help="Check everything, restore nothing.")] = False,
-    plane: PlaneOption = Plane.NODE,
+    plane: PlaneOption = "node",
     key: KeyOption = None,
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",

@@ -20,7 +20,6 @@ from shared.transport.nats.transport import NatsTransport
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.backup import KeyOption, with_connection
 from swarm_cli.observe.snapshot import node_state, read_bucket
 
@@ -42,7 +41,7 @@ def forget(
     if not is_node_name(node):
         raise CommandError(f"{node!r} is no node's name: give one such as alpha")
     chosen = for_node(load_chosen(config, ViewConfig), node)
-    deleted = with_connection(chosen, Plane.NODE, key, node_url, "", lambda connection: _forget(connection, node))
+    deleted = with_connection(chosen, "node", key, node_url, "", lambda connection: _forget(connection, node))
     note(
         f"{node}: {count(len(deleted), 'stream')} deleted" if deleted else f"{node}: this key sees no stream of it: none to delete"
     )

@@ -28,7 +28,6 @@ from shared.transport.nats.connection import Connection
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import cell, count, say, show_table
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.backup import KeyOption, PlaneOption, belongs_to, with_connection
 from swarm_cli.target import run_at
 
@@ -207,7 +206,7 @@ class Report:
 
 def report(
     node: Annotated[str, typer.Option(help="Only this node's streams, if the server has several nodes'.")] = "",
-    plane: PlaneOption = Plane.NODE,
+    plane: PlaneOption = "node",
     key: KeyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything.")] = False,
     node_url: NodeUrlOption = "",
@@ -223,7 +222,7 @@ def report(
     node_config = for_node(load_chosen(config, ViewConfig), node)
 
     def wanted(listed: Collection[str]) -> set[str]:
-        if plane is Plane.SWARM:
+        if plane == "swarm":
             return {*(spec.name for spec in swarm_streams()), bucket_stream(SWARM_NODES_BUCKET)}
         return {name for each in _nodes(node_config, node, node_url, listed) for name in names_of(each)}
 

@@ -111,7 +111,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMachine
         yield machine
     finally:
         said = machine.end()
-    assert "Traceback" not in said and "stopped. To continue it" in said, said[-4000:]
+    assert "Traceback" not in said and "continues training" in said, said[-4000:]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.supervisor import Outcome
-from swarm_cli.local.up import announce, explain_end, make_command, note_of, note_run, start_options
+from swarm_cli.local.up import announce, explain_end, note_of, note_run, start_options
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, NOTE, RunNote, StartOptions, read_note, write_note
 from swarm_cli.target import default_target, running_elsewhere
@@ -103,10 +103,8 @@ def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_p
     demo = shown(DEMO_CONFIG)
     plain = Layout(base_port=configured().http.base_port, config=demo)
     assert start_options(configured(), plain).command("one") == "swarm up --run one"
-    assert make_command(configured(), plain) == "make run RUN=one"
     moved = Layout(3, 21_001, 21_100, config=demo)
     assert start_options(configured(), moved).command("one") == "swarm up --run one --nodes 3 --nats-port 21001 --base-port 21100"
-    assert make_command(configured(), moved) == "make run RUN=one NODES=3 UP_FLAGS='--nats-port 21001 --base-port 21100'"
     other = Layout(1, nats_url="nats://hub:4222", base_port=9400, config=Path("my node.toml"), names=("gamma",))
     asked = shlex.split(start_options(configured(), other).command("one"))
     assert asked[4:] == [
@@ -115,12 +113,16 @@ def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_p
     ]
 
 
-def test_a_run_that_was_stopped_names_the_command_with_the_steps_that_it_was_given(
+def test_a_run_that_was_stopped_names_what_to_do_with_it_and_the_nodes_and_steps_that_it_was_given(
     var_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    explain_end(Outcome(0, None), configured(), Layout(config=shown(DEMO_CONFIG)), 40)
+    layout = Layout(1, config=shown(DEMO_CONFIG), names=("gamma",))
+    (var_dir / "runs" / "one").mkdir(parents=True)
+    note_run(configured(), layout, 40)
+    explain_end(Outcome(0, None), configured(), layout)
     said = capsys.readouterr().err
-    assert said.count("--steps 40") == 2, said
+    assert "swarm up --run one --nodes 1 --name gamma --steps 40 " in said and "swarm model export one gamma " in said, said
+    assert "beta" not in said, "it has one node"
 
 
 def test_a_runs_note_has_its_options_and_one_of_another_version_has_none(var_dir: Path) -> None:
@@ -162,11 +164,11 @@ def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes
     folder = var_dir / "runs" / "one"
     folder.mkdir(parents=True)
     monkeypatch.chdir(var_dir)
-    note_run(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
+    note_run(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")), 3)
     monkeypatch.chdir(folder)
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     said = capsys.readouterr().out
-    assert f"swarm up --run one --nodes 1 --config {var_dir}/node.toml --nats-port 31460 --base-port 31470" in said
+    assert f"swarm up --run one --nodes 1 --config {var_dir}/node.toml --nats-port 31460 --base-port 31470  " in said
     (folder / NOTE).unlink()
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     assert "swarm up --run one, with the options that it was started with" in capsys.readouterr().out
