@@ -62,7 +62,7 @@ watch:  # the old name, to be removed in the next release
 	@echo 'make watch is now make dashboard; the old name will be removed in the next release'
 	@$(MAKE) --no-print-directory dashboard
 
-test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, the tests, long ones in a short form (about 14 minutes on 2 cores)
+test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, the tests, long ones in a short form (about 26 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j 2 lint compiled-tests
 	$(IN_PARALLEL) --durations=40 --durations-min=2
 

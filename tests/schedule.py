@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     import pytest
 
 DEAREST = (
+    "tests/integration/test_sharing_run.py",
     "tests/engines",
     "tests/integration/test_page_browser.py",
     "tests/monitoring/test_real_prometheus.py",
+    "tests/integration/test_model_import_smollm2.py",
+    "tests/integration/test_new.py",
     "tests/integration/test_runbook_commands.py",
     "tests/integration/test_verifier_trust.py",
     "tests/integration/test_trainer_distributed_service.py",
-    "tests/integration/test_model_import_smollm2.py",
     "tests/k8s/test_render.py",
     "tests/integration/test_trainer_distributed.py",
     "tests/integration/test_up.py",
     "tests/e2e/test_swarm.py",
-    "tests/integration/test_sharing_run.py",
     "tests/integration/test_page_trouble.py",
     "tests/chaos/test_chaos_node.py",
     "tests/k8s/test_run_overlay.py",
