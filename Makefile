@@ -14,7 +14,6 @@ CONFIG ?=
 # Import this model and run its demo instead of the toy policy: smollm2.
 MODEL ?=
 UP_FLAGS ?=
-WATCH_FLAGS ?=
 GPU_FLAGS ?=
 TORCH ?= torch==2.13.0
 # A package index with CPU builds of torch, used for torch only. Empty: pip's default index.
@@ -38,7 +37,7 @@ SOURCES := services shared swarm_cli lab monitoring
 # Hides packages that are already installed, but shows what pip downloads and installs.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run dashboard watch test test-full test-containers test-cluster check quick-tests lint bench gpu-check chaos plot docs images clean clean-all venv
+.PHONY: help run dashboard test test-full test-containers test-cluster check quick-tests lint bench gpu-check chaos plot docs images clean clean-all venv
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -56,11 +55,7 @@ run: $(VENV)/.installed $(if $(MODEL),var/models/$(MODEL)/config.json)  ## Start
 	@$(BIN)/swarm up $(if $(NODES),--nodes $(NODES)) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(DEMO),--config $(DEMO)) $(UP_FLAGS)
 
 dashboard: $(VENV)/.installed  ## Open the swarm's page in a browser; run it beside `make run`, in another terminal
-	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(DASHBOARD_FLAGS) $(WATCH_FLAGS)
-
-watch:  # the old name, to be removed in the next release
-	@echo 'make watch is now make dashboard; the old name will be removed in the next release'
-	@$(MAKE) --no-print-directory dashboard
+	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(DASHBOARD_FLAGS)
 
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, the tests, long ones in a short form (about 26 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j 2 lint compiled-tests

@@ -112,8 +112,8 @@ def evaluation_measure(report: EvalReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was read and found intact. made_by: `<run>/<node>`; empty in checkpoints of
-    earlier versions.
+    """A checkpoint that was read and found intact. made_by: `<run>/<node>`, or empty, as the owner
+    of its store.
     """
 
     folder: Path
@@ -236,11 +236,7 @@ class CheckpointStore:
 
     def best(self) -> BestEvaluation | None:
         try:
-            known = json.loads(_beginning(self.folder / BEST))
-            # Earlier versions wrote `by_reward`, and the base policy's evaluation as the first
-            # checkpoint's.
-            found = BestEvaluation(**{key: value for key, value in known.items() if key != "by_reward"})
-            return found if found.policy_version else None
+            return BestEvaluation(**json.loads(_beginning(self.folder / BEST)))
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
@@ -289,8 +285,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     payloads = {name: _read_checked(folder / name, manifest.sums.get(name, "")) for name in (WEIGHTS, OPTIMIZER)}
     try:
         rest = torch.load(io.BytesIO(payloads[OPTIMIZER]), weights_only=True, map_location="cpu")
-        recent_norms = rest.get("recent_norms", [])
-        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"], recent_norms)
+        state = LearnerState(load(payloads[WEIGHTS]), rest["optimizer"], rest["random"], rest["recent_norms"])
     except (pickle.UnpicklingError, RuntimeError, KeyError, ValueError, EOFError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: cannot be decoded ({error})") from None
     return Checkpoint(folder, manifest.position, manifest.model, state, manifest.made_by)
@@ -329,9 +324,8 @@ def _read_manifest(folder: Path) -> _Manifest:
             raise ValueError("its own checksum differs")
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']} is not {FORMAT}")
-        manifest["model"].pop("lora_dropout", None)  # which earlier versions wrote
         position, model = PolicyVersion(**manifest["position"]), TrainedModel(**manifest["model"])
-        return _Manifest(position, model, manifest["sha256"], str(manifest.get("made_by", "")))
+        return _Manifest(position, model, manifest["sha256"], manifest["made_by"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: its manifest is missing or broken ({error})") from None
 

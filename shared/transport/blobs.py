@@ -8,9 +8,8 @@ The reference is in a header, so a reader knows the size before it fetches anyth
 The publisher stores the chunks first, so that a stored message never refers to chunks that were not
 stored. They are encrypted with ChaCha20-Poly1305 (RFC 8439) and a separate key for each payload, so
 the nonce may be constant; the seal, in the reference, is key and authenticator. So nobody reads a
-payload before its message has its position; those who read the stream afterwards can. Chunks
-without a seal are not encrypted; earlier versions stored them this way. Chunks whose message never
-arrived (the publisher was killed in between) are removed by `sweep_before`.
+payload before its message has its position; those who read the stream afterwards can. Chunks whose
+message never arrived (the publisher was killed in between) are removed by `sweep_before`.
 
 A foreign reference is a claim, so each of its rules holds for every payload that `put` stores and
 limits the work that a false one causes: chunks have one size between `MIN_CHUNK_BYTES` and
@@ -74,7 +73,7 @@ MAX_CHUNKS = 4096
 UNKNOWN_SIZE = 2**62
 """Size of a payload whose message does not state it; above every limit."""
 _RUN = "[0-9]{1,18}(?:-[0-9]{1,18})?"
-_FORM = re.compile(f"([0-9]{{1,18}}) ([0-9a-f]{{64}}) ({_RUN}(?:,{_RUN})*)(?: ([0-9a-f]{{{2 * SEAL_BYTES}}}))?")
+_FORM = re.compile(f"([0-9]{{1,18}}) ([0-9a-f]{{64}}) ({_RUN}(?:,{_RUN})*) ([0-9a-f]{{{2 * SEAL_BYTES}}})")
 _SEAL_LETTERS = 1 + 2 * SEAL_BYTES
 _RUN_LETTERS = 40
 
@@ -86,18 +85,16 @@ def most_chunks(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A blob's size, its SHA-256 in hex, the sequences of its chunks in order, and their seal
-    (empty: none).
-    """
+    """A blob's size, its SHA-256 in hex, the sequences of its chunks in order, and their seal."""
 
     size_bytes: int
     sha256: str
     chunks: tuple[int, ...]
-    seal: bytes = b""
+    seal: bytes
 
     def header(self) -> str:
         listed = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.runs())
-        return f"{self.size_bytes} {self.sha256} {listed}" + (f" {self.seal.hex()}" if self.seal else "")
+        return f"{self.size_bytes} {self.sha256} {listed} {self.seal.hex()}"
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """The chunks as (first, last) of contiguous sequences, in order."""
@@ -142,7 +139,7 @@ def _fields(header: str) -> tuple[int, str, str, bytes]:
     fields = _FORM.fullmatch(header)
     if fields is None:
         raise ValueError("it is not `size sha256 runs seal`")
-    return int(fields[1]), fields[2], fields[3], bytes.fromhex(fields[4] or "")
+    return int(fields[1]), fields[2], fields[3], bytes.fromhex(fields[4])
 
 
 def _runs(sequences: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -329,7 +326,7 @@ async def _chunks(store: ChunkStore, name: str, subject: str, reference: Referen
 def _assembled(parts: Sequence[bytes], seal: bytes) -> tuple[bytes, str]:
     """The payload, or the stored bytes if they cannot be decrypted, and its SHA-256."""
     stored = b"".join(parts)
-    payload = (opened(stored, seal) or stored) if seal else stored
+    payload = opened(stored, seal) or stored
     return payload, hashlib.sha256(payload).hexdigest()
 
 

@@ -157,8 +157,8 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
         return Finding(
             "connection",
             False,
-            f"the key in the token may do more than a node on {invitation.url}: it is the operator's, or the hub's accounts were "
-            "made by an earlier version. Tell the operator, who should replace that key or render the accounts again (`swarm nats "
+            f"the key in the token may do more than a node on {invitation.url}: it is the operator's, or the "
+            "hub's accounts are old. Tell the operator, who should replace that key or render the accounts again (`swarm nats "
             "config`), and ask for another token",
         )
     if not look.streams and invitation.url.startswith("tls://"):

@@ -17,7 +17,15 @@ from services.verifier.fair_queue import NODE_BYTES, SENDER_BYTES, InFlightLimit
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import BadReference, StoredMessage, Transport, TransportError
-from shared.transport.blobs import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference, companion_name, companion_subject
+from shared.transport.blobs import (
+    MAX_CHUNK_BYTES,
+    MIN_CHUNK_BYTES,
+    SEAL_BYTES,
+    Reference,
+    companion_name,
+    companion_subject,
+    sealed,
+)
 from shared.transport.connect import connect
 from tests.integration.nats_transports import LossyProxy
 from tests.integration.running_verifier import configured, until, verifier
@@ -25,6 +33,8 @@ from tests.integration.test_verifier_trust import share
 from tests.integration.transport_planes import Body, Plane
 from tests.long_forms import FULL
 from tests.nats_server import NatsServer, delete_message
+
+NO_SEAL = "00" * SEAL_BYTES
 
 MakeServer = Callable[..., NatsServer]
 MIB = 2**20
@@ -46,9 +56,16 @@ async def store_chunks(transport: Any, stream: str, subject: str, chunks: list[b
 
 
 async def refer(
-    transport: Transport, stream: str, subject: str, size_bytes: int, runs: str, digest: str = "0" * 64, name: str = "r"
+    transport: Transport,
+    stream: str,
+    subject: str,
+    size_bytes: int,
+    runs: str,
+    digest: str = "0" * 64,
+    name: str = "r",
+    seal: str = NO_SEAL,
 ) -> StoredMessage:
-    headers = {"Swarm-Blob": f"{size_bytes} {digest} {runs}"}
+    headers = {"Swarm-Blob": f"{size_bytes} {digest} {runs} {seal}"}
     ack = await transport.publish(subject, b"", stream=stream, message_id=name, headers=headers)
     message = await transport.get(stream, ack.seq)
     assert message is not None
@@ -96,7 +113,7 @@ async def test_a_small_claim_to_large_chunks_reads_at_most_the_claim_and_one_chu
 def test_a_reference_of_more_chunks_than_its_size_allows_is_no_reference(runs: str) -> None:
     """Decided by arithmetic, before a list of them is made."""
     with pytest.raises(BadReference, match="more chunks than its size allows"):
-        Reference.parse(f"{MIN_CHUNK_BYTES if ',5-6' not in runs else 2 * MIN_CHUNK_BYTES} {'0' * 64} {runs}")
+        Reference.parse(f"{MIN_CHUNK_BYTES if ',5-6' not in runs else 2 * MIN_CHUNK_BYTES} {'0' * 64} {runs} {NO_SEAL}")
 
 
 async def test_a_claim_of_many_tiny_chunks_ends_with_the_first(over: Callable[[Body], Any]) -> None:
@@ -144,13 +161,13 @@ async def test_a_chunk_that_goes_while_its_blob_is_read_ends_the_reading(over: C
         transport = await plane.open()
         spec = await plane.log(transport)
         subject = f"{plane.tag}.log.a"
-        chunks = [bytes([number]) * MIN_CHUNK_BYTES for number in range(4)]
-        stored = await store_chunks(transport, spec.name, subject, chunks)
-        order = [stored[0], stored[2], stored[1], stored[3]]
-        payload = b"".join(chunks[stored.index(seq)] for seq in order)
-        reference = Reference(len(payload), hashlib.sha256(payload).hexdigest(), tuple(order))
-        runs = reference.header().split(" ")[2]
-        message = await refer(transport, spec.name, subject, len(payload), runs, reference.sha256)
+        payload = random.Random(0).randbytes(4 * MIN_CHUNK_BYTES)
+        hidden, seal = sealed(payload)
+        first, second, third, last = (hidden[start : start + MIN_CHUNK_BYTES] for start in range(0, len(hidden), MIN_CHUNK_BYTES))
+        stored = await store_chunks(transport, spec.name, subject, [first, third, second, last])
+        order = (stored[0], stored[2], stored[1], stored[3])
+        _, digest, runs, letters = Reference(len(payload), hashlib.sha256(payload).hexdigest(), order, seal).header().split(" ")
+        message = await refer(transport, spec.name, subject, len(payload), runs, digest, seal=letters)
         assert await transport.payload(message) == payload
         counting = Counting(transport)
         plain = counting.read

@@ -109,7 +109,7 @@ async def _raw(url: str) -> None:
     )
     await stream.publish(subjects.evals("alpha"), encode(honest))
     await stream.publish(f"swarm.evals.v1.{KEYS[0]}", _forged(honest, node=KEYS[0]))
-    await stream.publish(subjects.evals("alpha"), b"", headers={BLOB_HEADER: f"70000000 {'a' * 64} 1-4096"})
+    await stream.publish(subjects.evals("alpha"), b"", headers={BLOB_HEADER: f"70000000 {'a' * 64} 1-4096 {'0' * 96}"})
     question = f"how\n--- completion 9 (stop, 1 tokens) {ESCAPES}"
     answer = Completion(text=f"so\n--- completion 7 (stop, 1 tokens)\r{ESCAPES}", finish_reason="stop", token_count=1)
     group = RolloutGroup(

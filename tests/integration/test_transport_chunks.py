@@ -133,7 +133,7 @@ async def test_nobody_reads_a_blob_before_the_message_that_refers_to_it_is_store
         (lambda size, digest, runs, seal: f"{size} {digest} 1-999999999999 {seal}", "malformed"),
         (lambda size, digest, runs, seal: f"{size} {digest} {seal}", "malformed"),
         (lambda size, digest, runs, seal: "nonsense", "malformed"),
-        (lambda size, digest, runs, seal: f"{size} {digest} {runs}", "expected"),
+        (lambda size, digest, runs, seal: f"{size} {digest} {runs}", "malformed"),
         (lambda size, digest, runs, seal: f"{size} {digest} {runs} {seal[::-1]}", "expected"),
         (lambda size, digest, runs, seal: f"{size} {digest} {runs} {seal}00", "malformed"),
     ],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.verifier.fair_queue import SMALL_BYTES, ClaimedChunks, FairQueue, InFlightLimit
 from shared.transport.base import BadReference
-from shared.transport.blobs import MAX_CHUNKS, MIN_CHUNK_BYTES, Reference, most_chunks
+from shared.transport.blobs import MAX_CHUNKS, MIN_CHUNK_BYTES, SEAL_BYTES, Reference, most_chunks
 
 MIB = 2**20
 
@@ -71,7 +71,7 @@ def test_a_chunk_belongs_to_the_first_message_of_its_sender_and_others_are_not_c
 
 @given(st.integers(0, 2**40), st.lists(st.integers(1, 10**17), min_size=1, max_size=200, unique=True))
 def test_a_reference_comes_back_as_it_was_or_has_more_chunks_than_its_size_allows(size_bytes: int, chunks: list[int]) -> None:
-    reference = Reference(size_bytes, "0" * 64, tuple(chunks))
+    reference = Reference(size_bytes, "0" * 64, tuple(chunks), bytes(SEAL_BYTES))
     try:
         assert Reference.parse(reference.header()) == reference
         assert len(chunks) <= most_chunks(size_bytes)
@@ -80,7 +80,7 @@ def test_a_reference_comes_back_as_it_was_or_has_more_chunks_than_its_size_allow
     assert most_chunks(size_bytes) <= min(MAX_CHUNKS, size_bytes // MIN_CHUNK_BYTES + 1)
 
 
-@given(st.text(max_size=200) | st.from_regex(r"[0-9]{1,20} [0-9a-f]{64} [0-9,-]{0,60}", fullmatch=True))
+@given(st.text(max_size=200) | st.from_regex(r"[0-9]{1,20} [0-9a-f]{64} [0-9,-]{0,60} (00){48}", fullmatch=True))
 def test_any_header_is_a_reference_or_refused_and_never_costs_more_than_its_size(header: str) -> None:
     try:
         reference = Reference.parse(header)
