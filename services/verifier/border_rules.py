@@ -1,4 +1,4 @@
-"""What a node accepts of other nodes: its tasks, and limits of age, size and length."""
+"""The rules by which a node accepts foreign groups: tasks, and limits of age, size and length."""
 
 from __future__ import annotations
 
