@@ -352,6 +352,22 @@ def read_signature(part: Part) -> Signature | None:
     return None
 
 
+def rewards_in(file: str, columns: Collection[str]) -> dict[str, str]:
+    """The functions of a file that can score rows of these columns, with their forms; first those
+    that read the reference answer or another column. None of a script, which would run.
+
+    Raises:
+        RewardFileError: it cannot be read, or is not Python.
+    """
+    body = _parsed(modules_of(file)[0].text, file).body
+    if any(isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) for node in body):
+        return {}
+    functions = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = {node.name: _signature(node) for node in functions if not node.decorator_list and not node.name.startswith("_")}
+    usable = [name for name, each in found.items() if each.form not in ("", "judge") and not each.problem(columns)]
+    return {name: found[name].form for name in sorted(usable, key=lambda name: not found[name].required - GROUP_WORDS)}
+
+
 def statement_of(part: Part) -> ast.stmt | None:
     """The statement that binds the function, or the class, at the file's top level; None if only
     running the file tells. Raises RewardFileError as `read_signature`.

@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from pydantic import ValidationError
@@ -42,6 +43,7 @@ KEPT_FREE_BYTES = 2 * 10**9
 GPU_FRACTION = 0.3
 """Of a card's memory, which vLLM takes beside the trainer."""
 _LOOKED_AT = 2000
+_FILES_READ = 100
 _BOXED = "Think step by step, and give the final answer in \\boxed{}."
 PROMPTS = {
     "final_number": _BOXED,
@@ -97,12 +99,16 @@ _CONTENT = 'text = text if isinstance(text, str) else text[-1]["content"]  # to 
 _CUT = f'text = text.partition("{_ASKED}")[0]  # the model may go on with a question of its own'
 
 
+_OWN_FORMS = {"group": "TRL's form", "verl": "verl's form", "plain": "the form f(answer, reference)"}
+"""How a person's own reward is written, by the form that `shared.reward_files` names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The nature of a file of questions. verifier: which can score it; the lengths are in
     characters of its longest questions and reference answers but for one in twenty. column: the
     one with the questions; empty if they are made of columns. messages: some are messages. system:
-    all have a system message.
+    all have a system message. names: its columns.
     """
 
     questions: int
@@ -112,6 +118,7 @@ class Rows:
     column: str = ""
     messages: bool = False
     system: bool = False
+    names: frozenset[str] = frozenset()
 
 
 def new(
@@ -141,14 +148,18 @@ def new(
         )
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise CommandError(f"{name} is a file: choose another name")
-    if taken := next((file for file in (PROJECT_FILE, REWARD_FILE) if os.path.lexists(folder / file)), ""):
-        raise CommandError(f"{name} has a {taken}, which would be replaced: choose another name, or move it away")
+    replaced = "which would be replaced: choose another name, or move it away"
+    if os.path.lexists(folder / PROJECT_FILE):
+        raise CommandError(f"{name} has a {PROJECT_FILE}, {replaced}")
     check_named(model, revision)
     path = str(Path(model).absolute()) if Path(model).is_dir() else model
     columns = {name: column for name, column in (("question", question), ("answer", answer)) if column}
     with told_if_slow(f"reading the rows of {data}"):
         source = hub_source(data) if from_hub else {"path": str(Path(data).absolute())}
         rows = read_rows(source, columns)
+    own = own_reward([Path() if from_hub else Path(data).parent, Path(data), folder], rows.names)
+    if own is None and os.path.lexists(folder / REWARD_FILE):
+        raise CommandError(f"{name} has a {REWARD_FILE} without a reward for these rows, {replaced}")
     if not from_hub:
         source = {"path": _as_written(Path(data), folder)}
     with told_if_slow(f"reading the model {model}"):
@@ -161,6 +172,9 @@ def new(
         scored = ("reward", reward_line, "a model without a chat template goes on after its answer, which this cuts off")
         if is_text := bool(rows.column):
             columns["question"] = f"{_ASKED} {{{rows.column}}}\n{_ANSWERED}"
+    if own is not None:
+        reward_line = f"{_as_written(own.file, folder)}:{own.function}"
+        scored = ("reward", reward_line, f'yours, in {own.form}; or built in: verifier = "{rows.verifier}"')
     with told_if_slow("finding settings that fit into the memory"):
         lines = [*chosen(section, rows, context_tokens, source | columns), scored]
     try:
@@ -171,11 +185,41 @@ def new(
         reward = (_REWARD if talks else _REWARD_IN_USE).format(
             file=REWARD_FILE, config=PROJECT_FILE, which=which, code="\n    ".join(code)
         )
-        (folder / REWARD_FILE).write_text(reward if "re." in reward else reward.replace("import re\n\n\n", "\n"))
+        if own is None:
+            (folder / REWARD_FILE).write_text(reward if "re." in reward else reward.replace("import re\n\n\n", "\n"))
     except OSError as error:
         raise CommandError(f"{name}: cannot be written ({error_text(error)}): choose another folder") from None
-    note(f"wrote {folder / PROJECT_FILE} and {folder / REWARD_FILE}")
+    if own is None:
+        note(f"wrote {folder / PROJECT_FILE} and {folder / REWARD_FILE}")
+    else:
+        more = f"; it also has {', '.join(own.others)}" if own.others else ""
+        note(f"wrote {folder / PROJECT_FILE}; its reward is {own.function} of your {own.file}, in {own.form}{more}")
     note(f"next: cd {shlex.quote(name)} && swarm up        (swarm config check looks at everything first)")
+
+
+class OwnReward(NamedTuple):
+    """A reward in a person's own file; others: the file's other rewards."""
+
+    file: Path
+    function: str
+    form: str
+    others: tuple[str, ...]
+
+
+def own_reward(folders: Iterable[Path], columns: Collection[str]) -> OwnReward | None:
+    """The first reward for rows of these columns that a Python file in `folders` has. Only in a
+    `rewards.py` may it be of the plain form, which other functions have by chance. Nothing is run.
+    """
+    from shared.reward_files import RewardFileError, rewards_in
+
+    for folder in folders:
+        for file in sorted(folder.glob("*.py"), key=lambda each: (each.name != REWARD_FILE, each.name))[:_FILES_READ]:
+            with suppress(RewardFileError):
+                found = rewards_in(str(file), columns)
+                names = [name for name, form in found.items() if form != "plain" or file.name == REWARD_FILE]
+                if names:
+                    return OwnReward(file, names[0], _OWN_FORMS[found[names[0]]], tuple(names[1:]))
+    return None
 
 
 def _as_written(data: Path, folder: Path) -> str:
@@ -236,6 +280,7 @@ def read_rows(source: Mapping[str, str], columns: Mapping[str, str]) -> Rows:
         "" if "{" in column else column,
         any(messages),
         system,
+        frozenset({"question", "answer", *rows.columns.values(), *rows.names}),
     )
 
 

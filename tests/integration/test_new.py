@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from shared.config import load_config
+from swarm_cli.new import own_reward
+from tests import forked
 from tests.nats_server import free_port
 
 REPO = Path(__file__).resolve().parents[2]
@@ -24,11 +26,8 @@ MOST_LINES, MOST_LINES_WITHOUT_COMMENTS = 20, 15
 
 def _swarm(folder: Path, *arguments: str, timeout_s: float = 120.0, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
-    command = [sys.executable, "-m", "swarm_cli", *arguments]
-    where = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env={**clean, **where, **environment}, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    where = {"PYTHONPATH": str(REPO), **environment}
+    done = forked.run("swarm_cli", arguments, environment={**clean, **where}, cwd=folder, timeout=timeout_s)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -108,6 +107,58 @@ def test_a_folder_that_has_what_would_be_written_is_left_as_it_is(file: str, tmp
     assert (tmp_path / "mine" / file).read_text() == "mine"
 
 
+PLAIN = "def score(answer, reference):\n    return float(answer == reference)\n"
+VERL = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(ground_truth in solution_str)
+"""
+TRL = """
+from __future__ import annotations
+
+def form(completions, **kwargs):
+    return [0.5 for _ in completions]
+
+def accuracy(completions, answer, **kwargs):
+    return [float(right in text) for text, right in zip(completions, answer)]
+
+def judged(completions, opinion, **kwargs):
+    return [0.0 for _ in completions]
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"rewards.py": TRL, "other.py": VERL}, ("rewards.py", "accuracy", "TRL's form", ("form",))),
+        ({"rewards.py": PLAIN}, ("rewards.py", "score", "the form f(answer, reference)", ())),
+        ({"helper.py": PLAIN, "scoring.py": VERL}, ("scoring.py", "compute_score", "verl's form", ())),
+        ({"train.py": TRL + "print(accuracy)\n", "helper.py": PLAIN, "broken.py": "def"}, None),
+    ],
+    ids=["TRL", "plain", "verl", "none"],
+)
+def test_a_reward_is_found_in_a_persons_files_without_running_them(
+    files: dict[str, str], found: tuple[str, str, str, tuple[str, ...]] | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    own = own_reward([tmp_path / "rows.jsonl", tmp_path], {"question", "answer"})
+    assert (own and (own.file.name, *own[1:])) == found, "`judged` needs a column that no row has"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "path"), [(".", "../rewards.py"), ("mine", "rewards.py")])
+def test_a_reward_beside_the_data_or_in_the_folder_is_used_and_not_overwritten(place: str, path: str, tmp_path: Path) -> None:
+    data = _questions(tmp_path / "rows.jsonl", [str(number) for number in range(40)])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / place / "rewards.py").write_text(TRL)
+    done = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", data.name)
+    assert done.returncode == 0 and "accuracy of your" in done.stderr and "it also has form" in done.stderr, done.stderr
+    assert _written(tmp_path / "mine")["tasks"][0]["reward"] == f"{path}:accuracy"
+    assert [file.read_text() for file in tmp_path.rglob("rewards.py")] == [TRL]
+    checked = _swarm(tmp_path / "mine", "config", "check")
+    assert checked.returncode == 0, checked.stderr
+
+
 @pytest.mark.slow
 def test_rows_in_the_folder_are_found_from_it_and_from_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
@@ -167,8 +218,17 @@ def test_one_node_trains_in_the_folder_without_another_word(tmp_path: Path) -> N
     made = _swarm(tmp_path, "new", "mine", "--model", str(MODEL), "--data", str(data))
     assert made.returncode == 0, made.stderr
     shorter = {"SWARM_GENERATOR__MAX_NEW_TOKENS": "8", "SWARM_HTTP__BASE_PORT": "0"}
-    ended = _swarm(tmp_path / "mine", "up", "--steps", "2", "--nats-port", str(free_port()), timeout_s=400.0, **shorter)
-    assert "all nodes have taken 2 steps" in ended.stdout + ended.stderr, ended.stdout[-3000:] + ended.stderr[-3000:]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    command = [sys.executable, "-m", "swarm_cli", "up", "--steps", "2", "--nats-port", str(free_port())]
+    where = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **shorter}
+    ended = subprocess.run(
+        command, cwd=tmp_path / "mine", env={**clean, **where}, capture_output=True, text=True, timeout=400, check=False
+    )
+    said = ended.stdout + ended.stderr
+    assert "all nodes have taken 2 steps" in said and "Traceback" not in said, said[-6000:]
+    assert not [word for word in ("shared", "foreign", "sharing", "swarm plane") if word in said], (
+        "one node has nobody to share with"
+    )
     assert ended.returncode == 0
     (run,) = (tmp_path / "mine" / "var" / "runs").iterdir()
     assert (run / "alpha").is_dir() and not (run / "beta").exists()
