@@ -351,7 +351,6 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
             threads=config.model.threads or None,
             gpu_memory_utilization=generator.gpu_memory_fraction,
             start_timeout_s=generator.start_timeout_s,
-            swap_timeout_s=generator.policy_load_timeout_s,
             request_timeout_s=generator.call_timeout_s,
             adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
             kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,

@@ -122,8 +122,8 @@ class EngineSettings:
     max_model_len: most tokens of prompt and completion together. threads: CPU threads; None: the
     engine's choice. kv_cache_bytes: memory for keys and values; None: the engine's choice.
     gpu_memory_utilization: share of the GPU's memory. tensor_parallel_size: number of GPUs that one
-    copy of the model is split over. start_timeout_s, swap_timeout_s, request_timeout_s: deadlines
-    in seconds. adapter_rank: rank of LoRA policies; 0 if policies are full weights. rests: whether
+    copy of the model is split over. start_timeout_s, request_timeout_s: deadlines in
+    seconds. adapter_rank: rank of LoRA policies; 0 if policies are full weights. rests: whether
     `Engine.rest` will be called. base_url, served_model, api_key: of a server. options: for an
     engine from an installed package (`generator.engine_options`).
     """
@@ -138,7 +138,6 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.85
     tensor_parallel_size: int = 1
     start_timeout_s: int = 1800
-    swap_timeout_s: float = 120.0
     adapter_rank: int = 0
     rests: bool = False
     base_url: str | None = None
@@ -192,7 +191,7 @@ class Engine(ABC):
         add its adapters to the base.
 
         Names and shapes are checked before anything is changed. On failure it raises
-        `PolicyLoadError` and keeps the old policy.
+        `PolicyLoadError` and keeps the old policy. Its deadline is the caller's, who cancels it.
         """
 
     @abstractmethod

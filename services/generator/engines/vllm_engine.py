@@ -52,8 +52,8 @@ class PolicyGate:
 
     @asynccontextmanager
     async def sampling(self) -> AsyncIterator[None]:
-        """Keep the weights unchanged inside the block. Waits at most for one swap, which has a
-        deadline.
+        """Keep the weights unchanged inside the block. Waits at most for one swap, to which the
+        caller of `load_policy` gives a deadline.
         """
         while not self._open.is_set():
             await self._open.wait()
@@ -67,21 +67,12 @@ class PolicyGate:
                 self._idle.set()
 
     @asynccontextmanager
-    async def swapping(self, drain_timeout_s: float) -> AsyncIterator[None]:
-        """Get exclusive access to the weights. Raises `PolicyLoadError` if running calls take
-        longer than `drain_timeout_s` to finish.
-        """
+    async def swapping(self) -> AsyncIterator[None]:
+        """Get exclusive access to the weights, once running calls have finished."""
         async with self._one_swap:
             self._open.clear()
             try:
-                try:
-                    async with asyncio.timeout(drain_timeout_s):
-                        await self._idle.wait()
-                except TimeoutError:
-                    raise PolicyLoadError(
-                        f"{self._running} calls were still sampling after {drain_timeout_s:g} s: "
-                        "the old policy stays; try again, or lower max_new_tokens or raise swap_timeout_s"
-                    ) from None
+                await self._idle.wait()
                 yield
             finally:
                 self._open.set()
@@ -98,7 +89,7 @@ class VllmEngine(Engine):
         self._settings = settings
         self._gate = PolicyGate()
         self._process = VllmProcess(settings)
-        self._adapters = VllmAdapters(self._process, self._gate, rank=settings.adapter_rank, swap_timeout_s=settings.swap_timeout_s)
+        self._adapters = VllmAdapters(self._process, self._gate, rank=settings.adapter_rank)
         self._request_numbers = itertools.count()
         self._half_loaded = ""
         self._folder: ModelFolder | None = None
@@ -169,9 +160,9 @@ class VllmEngine(Engine):
     async def load_policy(self, weights_file: Path, version: int) -> None:
         """Load as `Engine.load_policy` describes, once the running calls have ended.
 
-        If vLLM fails on a file of full weights that passed the check, its weights are undefined:
-        then nothing is sampled until a load succeeds. If it fails on adapters, the old ones stay in
-        use.
+        If vLLM fails, or is cancelled, on a file of full weights that passed the check, its weights
+        are undefined: then nothing is sampled until a load succeeds. If it fails on adapters, the
+        old ones stay in use.
         """
         folder = self._started()
         found = await asyncio.to_thread(adapters_in, weights_file, folder, self._settings.model_path, self._settings.revision)
@@ -185,12 +176,11 @@ class VllmEngine(Engine):
                 "trainer.lora settings for trainer and generator"
             )
         await asyncio.to_thread(check_policy_file, weights_file, folder)
-        async with self._gate.swapping(self._settings.swap_timeout_s):
+        async with self._gate.swapping():
             self._half_loaded = f"version {version} from {weights_file}"
             try:
-                async with asyncio.timeout(self._settings.swap_timeout_s):
-                    read_back = await self._process.vllm.collective_rpc("load_policy_file", args=(str(weights_file), version))
-                    await self._process.vllm.reset_prefix_cache()
+                read_back = await self._process.vllm.collective_rpc("load_policy_file", args=(str(weights_file), version))
+                await self._process.vllm.reset_prefix_cache()
             except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
                 raise PolicyLoadError(
                     f"policy {version}: vLLM failed while loading {weights_file} ({type(error).__name__}: {error}): nothing is "
@@ -484,15 +474,12 @@ class VllmAdapters:
         process: vLLM, started with room for adapters of `rank`.
         gate: Keeps calls out during a swap.
         rank: The highest rank that vLLM was started for.
-        swap_timeout_s: Deadline for running calls to end before a swap, and again for the swap
-            itself.
     """
 
-    def __init__(self, process: VllmProcess, gate: PolicyGate, *, rank: int, swap_timeout_s: float) -> None:
+    def __init__(self, process: VllmProcess, gate: PolicyGate, *, rank: int) -> None:
         self._process = process
         self._gate = gate
         self._rank = rank
-        self._swap_timeout_s = swap_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="swarm-adapters-", ignore_cleanup_errors=True)
         self._forgetting: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
@@ -516,7 +503,7 @@ class VllmAdapters:
         request = LoRARequest(lora_name=f"policy-{version}-{number}", lora_int_id=number, lora_path=str(folder))
         try:
             await asyncio.to_thread(write_peft_folder, weights_file, adapters, modules, folder)
-            async with self._gate.swapping(self._swap_timeout_s):
+            async with self._gate.swapping():
                 await self.add(request, version)
                 if self.request is None:
                     warn_of_dtype(adapters, self._process.vllm.model_config.dtype)
@@ -537,12 +524,9 @@ class VllmAdapters:
         would ignore one of them.
         """
         try:
-            async with asyncio.timeout(self._swap_timeout_s):
-                if not await self._process.vllm.add_lora(request):
-                    raise RuntimeError("it said no")
-                unused = {name for names in await self._unused(request.lora_int_id) for name in names}
-        except TimeoutError:
-            raise PolicyLoadError(f"policy {version}: vLLM did not load its adapters within {self._swap_timeout_s:.0f} s") from None
+            if not await self._process.vllm.add_lora(request):
+                raise RuntimeError("it said no")
+            unused = {name for names in await self._unused(request.lora_int_id) for name in names}
         except Exception as error:  # noqa: BLE001 (anything may come out of vLLM's process)
             raise PolicyLoadError(
                 f"policy {version}: vLLM failed to load its adapters ({type(error).__name__}: {error}): {MERGED}"
