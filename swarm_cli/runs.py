@@ -23,6 +23,7 @@ import msgspec
 from shared.atomic_files import replace_text
 from shared.contracts.wire import NodeId
 from shared.plain_files import open_plain, read_plain
+from shared.run_records import saved_step
 from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, EXIT_UNSAVED, MAX_CRASHES
 from shared.text import visible
 from shared.transport.base import NotConnected
@@ -112,6 +113,7 @@ class RunNote(msgspec.Struct, frozen=True):
     options: StartOptions | Literal["join"]
     swarm_id: str = ""
     started_in: str = ""
+    ends_after: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 def running_runs(var_dir: Path) -> list[Path]:
@@ -186,7 +188,8 @@ def started_with(folder: Path) -> Path | None:
 def goes_on(folder: Path, *, complete: bool = False) -> str:
     """The command that continues the run in `folder`, as far as it is known, wherever this process
     is. A copied note's options are not shown: they may be a stranger's. complete: it has taken its
-    steps, although its end is not on record yet.
+    steps, although its end is not on record yet. Once they are taken, the command asks for twice as
+    many: with the same number, also that of its configuration, the run would end at once.
     """
     note = read_note(folder)
     if note is not None and note.options == "join":
@@ -194,11 +197,24 @@ def goes_on(folder: Path, *, complete: bool = False) -> str:
     if note is not None and isinstance(note.options, StartOptions) and is_own(folder):
         config = note.options.config
         if not (config and in_a_run(config, folder)):
-            end = read_end(folder)
-            complete = complete or (end is not None and end.how == "complete")  # its steps would end it at once
-            options = msgspec.structs.replace(note.options, steps=None) if complete else note.options
+            options, until = note.options, note.ends_after or note.options.steps or 0
+            if until and (complete or steps_taken(folder, until)):
+                options = msgspec.structs.replace(options, steps=2 * max(until, *_saved_steps(folder)))
             return _to(note.started_in) + options.command(folder.name)
     return f"swarm up --run {folder.name}, with the options that it was started with"
+
+
+def steps_taken(folder: Path, steps: int) -> bool:
+    """Check whether the run in `folder`, which has ended, took `steps` steps: by the record of its
+    end, or by its nodes' checkpoints if it was stopped while the last policy was evaluated.
+    """
+    end, saved = read_end(folder), _saved_steps(folder)
+    return end is not None and (end.how == "complete" or min(saved) >= steps)
+
+
+def _saved_steps(folder: Path) -> list[int]:
+    """The step of each node's newest checkpoint; [0] without nodes."""
+    return [saved_step(log.parent) for log in folder.glob("*/trainer.log")] or [0]
 
 
 def _to(started_in: str) -> str:

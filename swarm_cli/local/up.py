@@ -53,8 +53,8 @@ from swarm_cli.runs import (
     in_a_run,
     is_own,
     killed_often,
-    read_end,
     read_note,
+    steps_taken,
     write_end,
     write_note,
 )
@@ -313,7 +313,7 @@ def resume_options(given: StartOptions, run: str) -> tuple[StartOptions, list[st
     before = note.options if isinstance(note.options, StartOptions) else StartOptions()
     if given.nodes or given.names:
         before = structs.replace(before, nodes=None, names=())
-    if given.steps is not None or ((end := read_end(folder)) is not None and end.how == "complete"):
+    if given.steps is not None or steps_taken(folder, before.steps or 0):
         before = structs.replace(before, steps=None)
     if given.nats_url or given.nats_port:
         before = structs.replace(before, nats_url="", nats_port=None)
@@ -353,13 +353,14 @@ def _refuse_other_files(run: str, started_in: Path, config: NodeConfig) -> None:
 # The note of the run, and what is printed at its start and end.
 
 
-def note_of(layout: Layout, options: StartOptions | Literal["join"], swarm_id: str = "") -> RunNote:
-    """The note for a run with this layout, whose nodes are in this swarm.
+def note_of(layout: Layout, options: StartOptions | Literal["join"], swarm_id: str = "", ends_after: int = 0) -> RunNote:
+    """The note for a run with this layout, whose nodes are in this swarm. ends_after: as in
+    `RunNote`.
 
     A configuration file's `nats.swarm_url` is not where they share: the Procfile's lines take the
     variable from outside, or else the layout's server.
     """
-    return RunNote(layout.url, os.environ.get(SWARM_URL_VARIABLE) or layout.url, options, swarm_id, os.getcwd())
+    return RunNote(layout.url, os.environ.get(SWARM_URL_VARIABLE) or layout.url, options, swarm_id, os.getcwd(), ends_after)
 
 
 def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
@@ -396,7 +397,7 @@ def note_run(config: NodeConfig, layout: Layout, steps: int | None = None) -> No
     given.
     """
     swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
-    write_note(run_folder(config), note_of(layout, start_options(config, layout, steps), swarm_id))
+    write_note(run_folder(config), note_of(layout, start_options(config, layout, steps), swarm_id, config.trainer.max_steps))
 
 
 def run_folder(config: NodeConfig) -> Path:

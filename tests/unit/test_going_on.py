@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from shared.run_records import CHECKPOINT, CHECKPOINTS
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.up import resume_options
@@ -137,13 +138,24 @@ def test_a_run_whose_model_lies_where_it_was_started_goes_on_there_only(tmp_path
     assert resume_options(DEFAULT, "mine")[0] == DEFAULT, "a whole path is the same from anywhere"
 
 
-def test_the_number_of_steps_is_remembered_until_they_are_taken(before: StartOptions, tmp_path: Path) -> None:
+def test_the_number_of_steps_is_remembered_until_they_are_taken_and_the_command_then_asks_for_more(
+    before: StartOptions, tmp_path: Path
+) -> None:
+    """The same number would end the run at once, whether `--steps` gave it or the configuration."""
     folder = tmp_path / "runs" / "mine"
-    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", structs.replace(before, steps=40)))
+    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", structs.replace(before, steps=40), ends_after=40))
     assert resume_options(DEFAULT, "mine")[0].steps == 40 and "--steps 40" in goes_on(folder)
     assert resume_options(StartOptions(steps=60), "mine")[0].steps == 60
     assert resume_options(StartOptions(steps=0), "mine")[0].steps is None, "until Ctrl-C"
     write_end(folder, 130, None)
     assert resume_options(DEFAULT, "mine")[0].steps == 40, "it was stopped before"
+    for node in ("gamma", "delta"):
+        (folder / node / CHECKPOINTS / f"{CHECKPOINT}40").mkdir(parents=True)
+        (folder / node / "trainer.log").touch()
+    assert resume_options(DEFAULT, "mine")[0].steps is None, "it was stopped while the last policy was evaluated"
+    assert "--steps 80" in goes_on(folder)
+    (folder / "gamma" / CHECKPOINTS / f"{CHECKPOINT}90").mkdir()
     write_end(folder, 0, "progress")
-    assert resume_options(DEFAULT, "mine")[0].steps is None and "--steps" not in goes_on(folder)
+    assert resume_options(DEFAULT, "mine")[0].steps is None and "--steps 180" in goes_on(folder)
+    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", before, ends_after=40))
+    assert "--steps 180" in goes_on(folder), "of its configuration"

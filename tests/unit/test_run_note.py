@@ -168,7 +168,7 @@ def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes
     monkeypatch.chdir(folder)
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     said = capsys.readouterr().out
-    assert f"swarm up --run one --nodes 1 --config {var_dir}/node.toml --nats-port 31460 --base-port 31470  " in said
+    assert f"swarm up --run one --nodes 1 --config {var_dir}/node.toml --nats-port 31460 --base-port 31470 --steps 6  " in said
     (folder / NOTE).unlink()
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     assert "swarm up --run one, with the options that it was started with" in capsys.readouterr().out
