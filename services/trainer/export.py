@@ -5,7 +5,7 @@ adapters, or only its adapters, for peft; with a README.md from the checkpoint a
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from shared.run_records import (
     CHECKPOINTS,
     EVAL_FILE,
     EVAL_SETS_FILE,
+    FILE_NAMES_FILE,
     METRICS_FILE,
     added_words,
     eval_lines,
@@ -42,6 +43,7 @@ from shared.run_records import (
     read_jsonl,
     reward_changes,
 )
+from shared.tasks.evaluation import rate_interval
 from shared.text import visible
 from shared.version import VERSION
 
@@ -49,9 +51,9 @@ CARD = "README.md"
 UNCHANGED = "no step changed the weights: these are the base policy's"
 
 
-def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: bool) -> None:
+def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: bool, best: bool, system_prompt: str) -> None:
     """Write the card of the exported policy into `folder`. The node's logs are beside its
-    checkpoints.
+    checkpoints. best: it was chosen by its evaluation. system_prompt: that of its configuration.
     """
     node_folder = checkpoint.folder.absolute().parent.parent
     run, _, node = (checkpoint.made_by or f"{node_folder.parent.name}/{node_folder.name}").partition("/")
@@ -64,9 +66,16 @@ def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: boo
         origin=f"{run}, node {node}",
         dtype=dtype,
         adapter=adapter,
+        best=best,
+        system_prompt=system_prompt,
+        files={line["dataset"]: line["file"] for line in read_jsonl(node_folder / FILE_NAMES_FILE) if _names_file(line)},
         sets=[line for line in eval_lines(node_folder / EVAL_SETS_FILE) if isinstance(line.get("set"), str)],
     )
     (folder / CARD).write_text(text, encoding="utf-8")
+
+
+def _names_file(line: Mapping[str, Any]) -> bool:
+    return isinstance(line.get("dataset"), str) and isinstance(line.get("file"), str)
 
 
 def _steps(checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
@@ -98,10 +107,14 @@ def model_card(
     origin: str,
     dtype: str,
     adapter: bool,
+    best: bool = False,
+    system_prompt: str = "",
+    files: Mapping[str, str] | None = None,
     sets: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The card in Hugging Face's format. If the base is a folder, the card contains only the
-    folder's name, because the path is specific to this machine.
+    folder's name, because the path is specific to this machine. files: names of the datasets that
+    are files.
     """
     from_hub = bool(model.model_revision)
     base = model.model_path if from_hub else Path(model.model_path).name
@@ -121,17 +134,28 @@ def model_card(
         f"| steps | {step} |",
         *([f"| trained on | nothing: {UNCHANGED} |"] if _is_base(steps, step) else _groups(steps)),
         *_changed(steps),
+        *(
+            [f"| asked with the system prompt | {visible(system_prompt, 1000).replace('|', chr(92) + '|')} |"]
+            if system_prompt
+            else []
+        ),
         f"| made by | Swarm {VERSION}: `swarm model export` |",
     ]
-    return "\n".join([*header, *facts, *_scores(evaluations, step), *_set_scores(sets, step), ""])
+    return "\n".join([*header, *facts, *_scores(evaluations, step, files or {}, best=best), *_set_scores(sets, step), ""])
 
 
 def _groups(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Number of local and foreign groups that it was trained on."""
+    """Number of groups in its batches, local and foreign, and of those that it was trained on: in
+    the others all answers earned the same, or the text was not let pass.
+    """
     if not steps:
         return []
     local, foreign = (int(sum(_number(line, key) for line in steps)) for key in ("groups_local", "groups_external"))
-    return [f"| trained on | {local:,} groups of answers of its own, {foreign:,} of other nodes |"]
+    rows = [f"| groups of answers in its batches | {local:,} of its own, {foreign:,} of other nodes |"]
+    if all(isinstance(line.get("trained_of"), dict) for line in steps):
+        trained = sum(sum(by_dataset.values()) for line in steps for by_dataset in line["trained_of"].values())
+        rows.append(f"| trained on | {trained:,} of these groups; the others taught nothing |")
+    return rows
 
 
 def _changed(steps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -140,9 +164,9 @@ def _changed(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"| reward | changed before step {int(_number(steps[changes.index(changes[-1])], 'step')):,} |"] if any(changes) else []
 
 
-def _scores(evaluations: Sequence[EvalReport], step: int) -> list[str]:
+def _scores(evaluations: Sequence[EvalReport], step: int, files: Mapping[str, str], *, best: bool) -> list[str]:
     """Held-out results by task, of the last evaluated version up to this one and of the first one
-    that can be compared with it.
+    that can be compared with it, and the interval of both.
     """
     known = {report.policy_version: report for report in evaluations if report.policy_version <= step}
     if not known:
@@ -152,27 +176,45 @@ def _scores(evaluations: Sequence[EvalReport], step: int) -> list[str]:
     begin = min(version for version, report in known.items() if not incomparable(report, last))
     only_base = end == 0 < step
     title, by_reward = ("Mean reward (no pass is defined)", True) if last.pass_rate is None else ("Pass rate", False)
+    shown = [known[version] for version in sorted({begin, end})]
+    heads = [f"version {each.policy_version}{_which(each.policy_version, step)}" for each in shown]
 
-    def row(name: str, first: EvalReport | TaskScore | None, newest: EvalReport | TaskScore) -> str:
-        values = (None if score is None else score.mean_reward if by_reward else score.pass_rate for score in (first, newest))
-        of_base, of_end = ("–" if value is None else f"{value:.3f}" for value in values)
-        return f"| {name} | {of_base} | {'not evaluated' if only_base else of_end} |"
+    def row(name: str, scores: Iterable[EvalReport | TaskScore | None]) -> str:
+        values = (None if score is None else score.mean_reward if by_reward else score.pass_rate for score in scores)
+        cells = ["–" if value is None else f"{value:.3f}" for value in values]
+        return f"| {' | '.join([name, *cells, *(['not evaluated'] if only_base else [])])} |"
+
+    def named(task: str) -> str:
+        digits = task.removeprefix("file_")[:8]
+        return f"{visible(files[task], 48)} ({digits})" if task in files else visible(task, 64)
 
     lines = [
         "",
         f"## {title} on {last.n} held-out questions, never trained on",
         "",
-        f"| task | version {begin}{' (base)' if begin == 0 else ''} "
-        f"| version {step if only_base else end}{' (this)' if only_base or end == step else ''} |",
-        "|---|---|---|",
-        row("all", known[begin], last),
-        *(row(visible(task, 64), known[begin].per_task.get(task), score) for task, score in sorted(last.per_task.items())),
+        f"| {' | '.join(['task', *heads, *([f'version {step} (this)'] if only_base else [])])} |",
+        f"|{'---|' * (1 + len(heads) + only_base)}",
+        row("all", shown),
+        *(row(named(task), (each.per_task.get(task) for each in shown)) for task in sorted(last.per_task)),
     ]
+    if not by_reward:
+        spans = ["{:.3f} to {:.3f}".format(*rate_interval(each.pass_rate or 0.0, each.n)) for each in shown]
+        lines += ["", f"95 % intervals of all questions: {', then '.join(spans)}."]
+    if best and end == step and len(evaluations) > 2:
+        lines += [
+            "",
+            f"Of {len(evaluations)} evaluations on these questions this is the best, so its score may be a little too high. "
+            "An evaluation set (`[[eval.sets]]`) has no part in that choice.",
+        ]
     if 0 < end < step:
         lines += ["", f"This policy, version {step}, was not evaluated."]
     if 0 in known and (why := incomparable(known[0], last)):
         lines += ["", f"The base policy was evaluated {why}, so it is not shown."]
     return lines
+
+
+def _which(version: int, step: int) -> str:
+    return " (base)" if version == 0 else " (this)" if version == step else ""
 
 
 def _set_scores(lines: Sequence[Mapping[str, Any]], step: int) -> list[str]:
@@ -239,7 +281,9 @@ class Exported:
     rounding: DeltaRounding | None = None
 
 
-def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str | None = None) -> Exported:
+def export_policy(
+    source: Path, out_dir: Path, *, best: bool = False, dtype: str | None = None, system_prompt: str = ""
+) -> Exported:
     """Write the policy of a checkpoint, or of a run's newest (or best) checkpoint, into `out_dir`,
     with adapters merged in float32.
 
@@ -249,6 +293,7 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
         best: For a run, take the checkpoint nearest to the best held-out evaluation; the newest if
             no checkpoint has one, with a note.
         dtype: Of the weights, a name in `DTYPES`; None: the one used for matrix products.
+        system_prompt: With which it was trained, for its card.
 
     Raises:
         CheckpointError: no usable checkpoint.
@@ -264,11 +309,11 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
     with atomic_folder(out_dir) as staging, quietly():
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        write_card(staging, checkpoint, dtype=wanted, adapter=False)
+        write_card(staging, checkpoint, dtype=wanted, adapter=False, best=best, system_prompt=system_prompt)
     return Exported(out_dir, checkpoint.position.batch_number, wanted, notes, rounding)
 
 
-def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Exported:
+def export_adapter(source: Path, out_dir: Path, *, best: bool = False, system_prompt: str = "") -> Exported:
     """Write the adapters alone, in float32 and therefore without rounding, in the form that
     `peft.PeftModel.from_pretrained` loads onto the base model.
 
@@ -287,7 +332,7 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
         # The base's embeddings were not trained. Without this argument peft asks the hub whether to
         # save them.
         adapted.save_pretrained(staging, save_embedding_layers=False)
-        write_card(staging, checkpoint, dtype="float32", adapter=True)
+        write_card(staging, checkpoint, dtype="float32", adapter=True, best=best, system_prompt=system_prompt)
     return Exported(out_dir, checkpoint.position.batch_number, "float32", notes)
 
 

@@ -33,6 +33,8 @@ SAID = frozenset({Mark.PASSED, Mark.FAILED})
 """What a scorer that says itself what passes says of an answer."""
 MANY = 3
 """This many distinct rewards of a source say that its reward has no full marks by itself."""
+Z_95 = 1.96
+"""A normal value is within so many standard errors with 95 %."""
 REMEDY_NO_PASS = "set pass_at in its [[tasks]] entry"
 NO_PASS = f"no pass is defined: {REMEDY_NO_PASS}"
 
@@ -192,6 +194,19 @@ def standard_error(questions: Iterable[Sequence[Score]], *, passes: bool) -> flo
     ]
     means = [fmean(scores) for scores in by_question if scores]
     return stdev(means) / sqrt(len(means)) if len(means) > 1 else 0.0
+
+
+def rate_interval(rate: float, questions: float, error: float = 0.0) -> tuple[float, float]:
+    """The 95 % interval (Wilson, 1927) of a pass rate between 0 and 1 on so many questions, at
+    least one.
+
+    error: the rate's standard error where questions have several answers each. The interval is then
+        that of as many independent answers as have this error.
+    """
+    n = rate * (1.0 - rate) / error**2 if error and 0.0 < rate < 1.0 else questions
+    middle = (rate + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
+    half = Z_95 / (1 + Z_95**2 / n) * sqrt(rate * (1 - rate) / n + Z_95**2 / (4 * n**2))
+    return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
 
 
 def summarise(

@@ -15,7 +15,7 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, build_toy_policy
-from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
+from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, started_with
 from swarm_cli.target import find_run
 
 if TYPE_CHECKING:
@@ -154,7 +154,21 @@ def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | Non
     from shared.model.configuration import ModelLoadError
     from shared.model.weights import WeightsError
 
+    asked_with = _system_prompt(folder)
     try:
-        return export_adapter(folder, out, best=best) if adapter else export_policy(folder, out, best=best, dtype=dtype)
+        if adapter:
+            return export_adapter(folder, out, best=best, system_prompt=asked_with)
+        return export_policy(folder, out, best=best, dtype=dtype, system_prompt=asked_with)
     except (CheckpointError, ModelLoadError, WeightsError, OSError, ValueError) as error:
         raise CommandError(f"nothing was exported: {error}") from None
+
+
+def _system_prompt(node: Path) -> str:
+    """That of the configuration with which the run in the folder around `node` was started; empty
+    if it is not known.
+    """
+    try:
+        config = started_with(node.resolve().parent)
+        return "" if config is None else load_chosen(config, NodeConfig).model.system_prompt
+    except (CommandError, OSError):
+        return ""

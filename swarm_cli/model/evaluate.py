@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -115,10 +116,11 @@ def evaluate(
         folder, step = _model_folder(model, commit, Path(scratch))
         node_config = node_config.model_copy(update={"model": _section(node_config, folder, commit)})
         asked, prompted = _prompted_tasks(node_config, model, sources, n)
-        answers_in_all = f"{count(len(asked.tasks), 'question')}, {count(k, 'answer')} to each"
+        drawn = f"sampled at temperature {temperature:g}" if temperature else "greedy"
+        answers_in_all = f"{count(len(asked.tasks), 'question')}, {count(k, 'answer')} to each, {drawn}"
         note(f"{answers_in_all}, of at most {node_config.generator.max_new_tokens:,} tokens (generator.max_new_tokens)")
         report, answered = asyncio.run(_evaluate(node_config, asked, prompted, temperature, engine, k))
-    shown, several = _first_per_dataset(answered, answers * k), pass_rates_at_k(answered, k)
+    shown, several = _first_per_dataset(answered, answers * k), rates_at_k(answered, k)
     if as_json:
         found = {"model": model, "step": step, "temperature": temperature, "k": k, **_as_object(report, several)}
         found["not_held_out"] = asked.not_held_out
@@ -126,7 +128,7 @@ def evaluate(
     else:
         of_step = "," if step is None else f", step {step},"
         where = f"set {set_name}" if set_name else "held-out tasks"
-        _show(f"{model}{of_step} on {where}", report, shown, several, k, file_names(None, asked.sources))
+        _show(f"{model}{of_step} on {where}, {drawn}", report, shown, several, k, file_names(None, asked.sources))
 
 
 def _chosen_set(config: NodeConfig, name: str, tasks: str) -> EvalSet:
@@ -283,17 +285,32 @@ async def _evaluate(
     return summarise(summed, k=k, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
 
 
-def pass_rates_at_k(answered: Sequence[Answered], k: int) -> dict[str, float | None]:
-    """pass@k of each dataset, and of all together (""). answered: the k answers to a question are
-    next to each other.
+class AtK(NamedTuple):
+    """Of a dataset: pass@k, and the 95 % interval of avg@k; None if no pass is defined."""
+
+    passed: float | None
+    interval: tuple[float, float] | None
+
+
+def rates_at_k(answered: Sequence[Answered], k: int) -> dict[str, AtK]:
+    """What several answers to a question say, of each dataset and of all together (""). answered:
+    the k answers to a question are next to each other.
     """
-    from shared.tasks.evaluation import Score, pass_at_k
+    from shared.tasks.evaluation import Score, pass_at_k, rate_interval, standard_error
 
     found: dict[str, list[list[Score]]] = {}
     for first in range(0, len(answered), k):
-        for name in ("", answered[first].dataset):
-            found.setdefault(name, []).append([(each.reward, each.passed) for each in answered[first : first + k]])
-    return {name: pass_at_k(questions, k) for name, questions in found.items()}
+        scores: list[Score] = [(each.reward, each.passed) for each in answered[first : first + k] if each.reward is not None]
+        for name in ("", answered[first].dataset) if scores else ():
+            found.setdefault(name, []).append(scores)
+    rates = {}
+    for name, questions in found.items():
+        passed, interval = pass_at_k(questions, k), None
+        if passed is not None:
+            mean = fmean(fmean(bool(each) for _, each in scores) for scores in questions)
+            interval = rate_interval(mean, len(questions), standard_error(questions, passes=True) if k > 1 else 0.0)
+        rates[name] = AtK(passed, interval)
+    return rates
 
 
 def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answered]:
@@ -329,26 +346,29 @@ def _progress(questions: int) -> Iterator[Callable[[int], None]]:
     yield tell
 
 
-def _as_object(report: EvalReport, several: Mapping[str, float | None]) -> dict[str, Any]:
-    scores = {
-        name: {"n": s.n, "pass_rate": s.pass_rate, "pass_at_k": several[name], "mean_reward": s.mean_reward}
-        for name, s in report.per_task.items()
-    }
-    overall = {"n": report.n, "pass_rate": report.pass_rate, "pass_at_k": several[""], "mean_reward": report.mean_reward}
-    overall["unknown"] = report.unknown
+def _as_object(report: EvalReport, several: Mapping[str, AtK]) -> dict[str, Any]:
+    def figures(score: EvalReport | TaskScore, at_k: AtK) -> dict[str, Any]:
+        rates = {"pass_rate": score.pass_rate, "interval": at_k.interval, "pass_at_k": at_k.passed}
+        return {"n": score.n, **rates, "mean_reward": score.mean_reward}
+
+    scores = {name: figures(score, several[name]) for name, score in report.per_task.items()}
+    overall = {**figures(report, several[""]), "unknown": report.unknown}
     return {**overall, "seconds": report.seconds, "per_task": scores}
 
 
-def _show(
-    title: str, report: EvalReport, shown: Sequence[Answered], several: Mapping[str, float | None], k: int, names: FileNames
-) -> None:
-    rates = ("pass rate",) if k == 1 else (f"avg@{k}", f"pass@{k}")
+def _rate(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:.3f}"
+
+
+def _show(title: str, report: EvalReport, shown: Sequence[Answered], several: Mapping[str, AtK], k: int, names: FileNames) -> None:
+    rates = ("pass rate", "95 % interval") if k == 1 else (f"avg@{k}", "95 % interval", f"pass@{k}")
     asked = "tasks" if k == 1 else "answers"
     table = Table("dataset", asked, *rates, "mean reward", title=title, title_justify="left")
     overall = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
     for name, score in [*report.per_task.items(), ("all", overall)]:
-        found = (score.pass_rate, several["" if name == "all" else name])[: len(rates)]
-        shown_rates = ["–" if rate is None else f"{rate:.3f}" for rate in found]
+        at_k = several["" if name == "all" else name]
+        span = "–" if at_k.interval is None else "{:.3f} to {:.3f}".format(*at_k.interval)
+        shown_rates = [_rate(score.pass_rate), span, _rate(at_k.passed)][: len(rates)]
         table.add_row(names.shown(name), str(score.n), *shown_rates, f"{score.mean_reward:.3f}")
     show_table(table)
     if report.pass_rate is None:

@@ -14,11 +14,12 @@ import typer
 
 from shared.atomic_files import draft_in, keep_draft
 from shared.run_records import EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE, reward_changes
+from shared.tasks.evaluation import Z_95, rate_interval
 from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
-from swarm_cli.observe.run_files import Comparison, SetCurve, compared, read_evaluations, read_sets, read_steps
+from swarm_cli.observe.run_files import Comparison, SetCurve, SetResult, compared, read_evaluations, read_sets, read_steps
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, read_end
 from swarm_cli.target import find_run
@@ -55,8 +56,6 @@ def _has_curves(folder: Path) -> bool:
 MOST_TASKS = 12
 """The most datasets with their own diagram; the mean over all would hide which one is learned."""
 _LARGEST = 1e100
-Z_95 = 1.96
-"""Standard errors on each side of a 95 % interval."""
 SMOOTHED_POINTS = 60
 """A curve is smoothed with a window that leaves about this many independent points."""
 THINNEST, WIDER, MOST_WIDER = 1.2, 1.6, 4
@@ -94,13 +93,19 @@ class Panel:
 
 
 PANELS = (
-    Panel("Reward of local rollouts (sampled, on-policy)", "mean reward", ("reward_local",), axis=_SCORE),
+    Panel("Reward of local rollouts (sampled)", "mean reward", ("reward_local",), axis=_SCORE),
     Panel("Reward of foreign rollouts (as it counts here)", "mean reward", ("reward_external",), axis=_SCORE),
     Panel("Loss", "loss", ("loss",)),
     Panel("Gradient norm before clipping", "L2 norm, log scale", ("grad_norm",), log_scale=True),
     Panel("Entropy of the policy", "nats per token", ("entropy",), axis=_ZERO),
     Panel("Staleness of local rollouts", "policy versions", ("staleness_mean", "staleness_max"), ("mean", "largest"), axis=_ZERO),
-    Panel("Rollout groups trained on", "groups per step", ("groups_local", "groups_external"), ("local", "foreign"), axis=_ZERO),
+    Panel(
+        "Rollout groups in a batch, with and without an advantage",
+        "groups per step",
+        ("groups_local", "groups_external"),
+        ("local", "foreign"),
+        axis=_ZERO,
+    ),
 )
 
 
@@ -183,7 +188,7 @@ def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], looks: dict[P
         sizes |= {evaluation.n for evaluation in comparison.alike}
         points = comparison.values
         versions, rates = [each.policy_version for each, _ in points], [value for _, value in points]
-        bars = None if by_reward else list(zip(*(error_bar(value, each.n) for each, value in points), strict=True))
+        bars = None if by_reward else _lengths([(value, *rate_interval(value, each.n)) for each, value in points])
         label = _plain(folder.name) + (f" ({comparison.why_no_base})" if comparison.why_no_base else "")
         axis.errorbar(versions, rates, yerr=bars, **looks[folder].options, marker="o", capsize=2, label=label)
     _finish(axis)
@@ -207,8 +212,15 @@ def _draw_set(axis: Axes, name: str, sets: Mapping[Path, dict[str, SetCurve]], l
     values: list[float] = []
     for folder, curve in curves.items():
         versions, scores = [each.policy_version for each in curve.results], [each.score or 0.0 for each in curve.results]
-        errors = [Z_95 * each.error for each in curve.results]
-        axis.errorbar(versions, scores, yerr=errors, **looks[folder].options, marker="o", capsize=2, label=_plain(folder.name))
+        axis.errorbar(
+            versions,
+            scores,
+            yerr=_set_bars(curve.results),
+            **looks[folder].options,
+            marker="o",
+            capsize=2,
+            label=_plain(folder.name),
+        )
         if all(each.at_k is not None for each in curve.results) and newest.k > 1:
             axis.plot(versions, [each.at_k or 0.0 for each in curve.results], **looks[folder].options, linestyle="--")
         if curve.base is not None:
@@ -319,12 +331,18 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def error_bar(rate: float, n: int) -> tuple[float, float]:
-    """How far the 95 % interval (Wilson's) of a rate measured on `n` tasks extends below and above
-    it.
-    """
-    if not n:
-        return 0.0, 0.0
-    middle = (rate + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
-    half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(rate * (1 - rate) / n + Z_95**2 / (4 * n**2))
-    return max(0.0, rate - middle + half), max(0.0, middle + half - rate)
+def _set_bars(results: Sequence[SetResult]) -> list[list[float]]:
+    """How far the 95 % interval of each result extends below and above it."""
+    spans = []
+    for each in results:
+        score = each.score or 0.0
+        if each.pass_rate is None:
+            spans.append((score, score - Z_95 * each.error, score + Z_95 * each.error))
+        else:
+            spans.append((score, *rate_interval(score, each.questions or each.n, each.error)))
+    return _lengths(spans)
+
+
+def _lengths(spans: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+    """Of values with the ends of their intervals: the lengths below, and those above."""
+    return [[value - low for value, low, _ in spans], [high - value for value, _, high in spans]]

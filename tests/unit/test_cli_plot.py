@@ -12,8 +12,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from shared.tasks.evaluation import rate_interval
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.plot import draw_curves, error_bar, find_run, plot, trailing_mean
+from swarm_cli.observe.plot import draw_curves, find_run, plot, trailing_mean
 from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
 
 REPO = Path(__file__).parents[2]
@@ -102,12 +103,21 @@ def test_torn_and_repeated_lines_do_not_count_twice(tmp_path: Path) -> None:
 
 def test_the_trailing_mean_and_the_95_percent_interval_are_those_worked_out_by_hand() -> None:
     assert trailing_mean([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
-    below, above = error_bar(0.83, 200)
-    assert (0.83 - below, 0.83 + above) == (pytest.approx(0.772, abs=5e-4), pytest.approx(0.876, abs=5e-4)), "as on the page"
-    assert error_bar(0.0, 16)[0] == 0.0 and error_bar(0.5, 0) == (0.0, 0.0)
+    assert rate_interval(0.83, 200) == (pytest.approx(0.772, abs=5e-4), pytest.approx(0.876, abs=5e-4)), "as on the page"
+    assert rate_interval(0.0, 16)[0] == 0.0
 
 
-def _curves(folder: Path, monkeypatch: pytest.MonkeyPatch, rewards: list[float], sets: list[float]) -> dict[str, Axes]:
+@pytest.mark.slow
+def test_a_set_on_which_no_answer_is_right_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = _curves(tmp_path / "a", monkeypatch, [0.1, 0.1], [0.0, 0.0], error=0.0)
+    of_set = next(axis for title, axis in axes.items() if title.startswith("Evaluation set late"))
+    ends = [point[1] for bars in of_set.collections for segment in bars.get_segments() for point in segment]
+    assert max(ends) == pytest.approx(0.324, abs=1e-3), "Wilson's end for none of eight questions"
+
+
+def _curves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, rewards: list[float], sets: list[float], error: float = 0.1
+) -> dict[str, Axes]:
     """The axes of a run's plot, by title."""
     node = folder / "alpha"
     node.mkdir(parents=True)
@@ -115,7 +125,7 @@ def _curves(folder: Path, monkeypatch: pytest.MonkeyPatch, rewards: list[float],
     (node / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
     of_set = {"set": "late", "k": 2, "questions": 8, "n": 16, "held_out": "a" * 64, "scorer": "b" * 64, "pass_rule": "c" * 64}
     results = [
-        {**of_set, "policy_version": version, "pass_rate": rate, "mean_reward": rate, "error": 0.1, "pass_at": {"2": rate + 0.1}}
+        {**of_set, "policy_version": version, "pass_rate": rate, "mean_reward": rate, "error": error, "pass_at": {"2": rate + 0.1}}
         for version, rate in enumerate(sets)
     ]
     (node / "eval_sets.jsonl").write_text("".join(json.dumps(line) + "\n" for line in results))

@@ -15,7 +15,7 @@ from shared.contracts.messages import Task
 from shared.tasks import held_out_tasks
 from shared.tasks.held_out import held_out_id
 from swarm_cli.errors import CommandError
-from swarm_cli.model.evaluate import Answered, EvalTasks, RecordedSet, eval_tasks, pass_rates_at_k, recorded_set
+from swarm_cli.model.evaluate import Answered, EvalTasks, RecordedSet, eval_tasks, rates_at_k, recorded_set
 
 SUMS = TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2})
 GCD = TaskSpec(dataset="gcd")
@@ -167,13 +167,30 @@ def answer(dataset: str, question: str, passed: bool | None, reward: float | Non
     return Answered(dataset, question, "1", "text", reward, passed)
 
 
+def passed(answers: list[Answered], k: int) -> dict[str, float | None]:
+    return {name: rates.passed for name, rates in rates_at_k(answers, k).items()}
+
+
+def test_the_interval_of_a_pass_rate_is_wilsons_and_follows_the_questions_where_their_answers_are_alike() -> None:
+    alone = [answer("a", str(place), place < 3) for place in range(12)]
+    # Wilson's for 3 of 12: middle (0.25 + z²/24) / (1 + z²/12), by hand.
+    assert rates_at_k(alone, 1)["a"].interval == pytest.approx((0.0889, 0.5323), abs=1e-4)
+    fourfold = [each for each in alone for _ in range(4)]
+    low, high = rates_at_k(fourfold, 4)["a"].interval or (0.0, 0.0)
+    assert high - low > 0.4, "four equal answers to a question say no more than one"
+    failed = [answer("a", str(place), False) for place in range(6) for _ in range(4)]
+    low, high = rates_at_k(failed, 4)["a"].interval or (0.0, 0.0)
+    assert low == 0.0 and high == pytest.approx(0.3903, abs=1e-4), "no pass in six questions is not certainty"
+    assert rates_at_k([answer("a", "1", None)], 1)["a"].interval is None
+
+
 def test_pass_at_k_is_the_share_of_questions_of_which_an_answer_passes() -> None:
     of_questions = {("a", "1"): (False, True, False), ("a", "2"): (False, False, False), ("b", "3"): (True, True, True)}
-    answers = [answer(*name, passed) for name, flags in of_questions.items() for passed in flags]
-    assert pass_rates_at_k(answers, 3) == {"": 2 / 3, "a": 1 / 2, "b": 1.0}
-    assert pass_rates_at_k([answer("a", "1", None)] * 2, 2) == {"": None, "a": None}
+    answers = [answer(*name, flag) for name, flags in of_questions.items() for flag in flags]
+    assert passed(answers, 3) == {"": 2 / 3, "a": 1 / 2, "b": 1.0}
+    assert passed([answer("a", "1", None)] * 2, 2) == {"": None, "a": None}
 
 
 def test_a_question_without_a_known_reward_is_left_out_of_pass_at_k_and_one_unknown_answer_is_not() -> None:
     unknown = answer("a", "1", False, None)
-    assert pass_rates_at_k([unknown, unknown, answer("a", "2", True), unknown], 2) == {"": 1.0, "a": 1.0}
+    assert passed([unknown, unknown, answer("a", "2", True), unknown], 2) == {"": 1.0, "a": 1.0}

@@ -28,15 +28,21 @@ def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_mode
     per_task = ({"gcd": {"pass_rate": 0.25}}, {"gcd": {"pass_rate": 0.75}})
     lines = [json.dumps({**score, "per_task": by_task}) for score, by_task in zip(scores, per_task, strict=True)]
     (node / "eval.jsonl").write_text("\n".join(lines) + "\n")
-    (node / "metrics.jsonl").write_text('{"step": 1, "groups_local": 3, "groups_external": 2}\n{"step": 2, "groups_local": 9}\n')
+    steps = [{"step": 1, "groups_local": 3, "groups_external": 2}, {"step": 2, "groups_local": 9, "groups_external": 0}]
+    trained_of = {"alpha": {"gcd": 2}, "beta": {"gcd": 1, "lcm": 1}}
+    (node / "metrics.jsonl").write_text("".join(json.dumps({**step, "trained_of": trained_of}) + "\n" for step in steps))
     capfd.readouterr()
-    out = export_policy(node, tmp_path / "out").folder
+    (node / "files.jsonl").write_text('{"dataset": "gcd", "file": "sums.jsonl"}\n')
+    out = export_policy(node, tmp_path / "out", system_prompt="Be brief | 1").folder
     assert "shards" not in "".join(capfd.readouterr()), "no bars meant for people who save models by hand"
     card = (out / CARD).read_text()
     assert "the folder `little`" in card and str(tmp_path) not in card
     assert "| steps | 1 |" in card and "| run | monday, node alpha |" in card
-    assert "| all | 0.125 | 0.500 |" in card and "| gcd | 0.250 | 0.750 |" in card
-    assert "3 groups of answers of its own, 2 of other nodes" in card, "what came after the checkpoint does not count"
+    assert "| all | 0.125 | 0.500 |" in card and "| sums.jsonl (gcd) | 0.250 | 0.750 |" in card
+    assert "| asked with the system prompt | Be brief \\| 1 |" in card
+    assert "| 3 of its own, 2 of other nodes |" in card, "what came after the checkpoint does not count"
+    assert "| trained on | 4 of these groups" in card
+    assert "0.022 to 0.471, then 0.215 to 0.785" in card
     assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {0o644}
     assert stat.S_IMODE(out.stat().st_mode) == 0o755
 
@@ -157,5 +163,5 @@ def test_a_policy_whose_steps_changed_no_weights_is_called_the_base_s_by_card_an
         (node / "metrics.jsonl").write_text(json.dumps({"step": 1, "groups_local": 3, "updated": updated}) + "\n")
         exported = export_policy(node, tmp_path / name)
         card = (exported.folder / CARD).read_text()
-        assert ("3 groups of answers" in card) == updated
+        assert ("| 3 of its own" in card) == updated
         assert (UNCHANGED in card) == (UNCHANGED in exported.notes) == (not updated)
