@@ -205,7 +205,7 @@ class _Identity:
         self.floods = self.name != crowd_name(number)
         self.key = SigningKey(new_seed())
         self.reader = SwarmReader(config, _OneKey(), figures)  # type: ignore[arg-type]
-        self.draws = 0
+        self.draws = number % LOCAL
         self.lacks = 0
         self.reading = False
 
@@ -318,8 +318,8 @@ class _Actors:
         if crowd.nodes:
             await self._directory.open(crowd.url)
             work += [
-                self._paced(self._all, 1.0 / RECORD_PERIOD_S, self._renew),
-                self._paced(self._all, 1.0 / AUDIENCE_PERIOD_S, self._look),
+                self._paced(self._all, 1.0 / RECORD_PERIOD_S, self._renew, waits=False),
+                self._paced(self._all, 1.0 / AUDIENCE_PERIOD_S, self._look, waits=False),
                 self._paced(self._all, 1.0 / crowd.seconds, self._evaluate),
             ]
         await asyncio.gather(*work)
@@ -333,8 +333,12 @@ class _Actors:
         self.report.late_s = round(self._late_s, 2)
         self.report.cpu_s = round(time.process_time(), 1)
 
-    async def _paced(self, who: Sequence[_Identity], each_per_s: float, do: Callable[[_Identity], Awaitable[None]]) -> None:
-        """Have `who` do something in turn, evenly, each so often."""
+    async def _paced(
+        self, who: Sequence[_Identity], each_per_s: float, do: Callable[[_Identity], Awaitable[None]], *, waits: bool = True
+    ) -> None:
+        """Have `who` do something in turn, evenly, each so often. waits: Whether it waits for the
+        server, so that no more than `AT_ONCE` may be under way.
+        """
         if not who:
             return
         began, done = time.monotonic(), 0
@@ -344,10 +348,14 @@ class _Actors:
                 await asyncio.sleep(min(due - now, began + self._crowd.seconds - now))
                 continue
             self._late_s = max(self._late_s, now - due)
-            await self._places.acquire()
-            asyncio.create_task(self._in_place(do(who[done % len(who)])))  # noqa: RUF006 (its place keeps count of it)
+            if waits:
+                await self._places.acquire()
+                asyncio.create_task(self._in_place(do(who[done % len(who)])))  # noqa: RUF006 (its place keeps count of it)
+            else:
+                await do(who[done % len(who)])
             done += 1
-            await asyncio.sleep(0)
+            if waits or done % AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _in_place(self, work: Awaitable[None]) -> None:
         try:

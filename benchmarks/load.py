@@ -28,7 +28,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -432,6 +432,7 @@ def summary(record: Record) -> dict[str, float]:
         "node_cpu_s_per_step": of_nodes["cpu_s"] / steps,
         "node_kb_per_step": of_nodes["bytes_in"] / 1e3 / steps,
         "node_read_per_step": of_nodes["read"] / steps,
+        "node_kb_per_read": of_nodes["bytes_in"] / 1e3 / max(1, of_nodes["read"]),
         "node_memory_mb": statistics.mean(node["memory_mb"] for node in last["nodes"].values()),
         "node_memory_growth_mb": of_nodes["memory_mb"] / len(after),
         "wait_p50_s": _at(sorted(record.waits_s), 0.5),
@@ -449,7 +450,7 @@ def _at(values: Sequence[float], part: float) -> float:
 
 
 def fitted(records: Sequence[Record]) -> list[float]:
-    """Fit cores of the hub = a * groups a second + b * MB a second in and out + c * nodes: least
+    """Fit the hub's cores = a * groups a second + b * MB a second in and out + c * nodes + d: least
     squares, without terms that would be negative.
     """
     import numpy as np
@@ -467,7 +468,7 @@ def fitted(records: Sequence[Record]) -> list[float]:
 def _terms(record: Record) -> list[float]:
     found = record.summary
     nodes = record.setting["identities"] + record.setting["nodes"]
-    return [found["groups_per_s"], found["hub_in_mb_per_s"] + found["hub_out_mb_per_s"], float(nodes)]
+    return [found["groups_per_s"], found["hub_in_mb_per_s"] + found["hub_out_mb_per_s"], float(nodes), 1.0]
 
 
 def draw(records: Sequence[Record], target: Path) -> None:
@@ -483,17 +484,18 @@ def draw(records: Sequence[Record], target: Path) -> None:
     left.plot(sizes, by_formula, "-", label="formula")
     left.set(xscale="log", yscale="log", xlabel="identities", ylabel="cores of the hub")
     left.legend(frameon=False)
-    for name, label in (("node_cpu_s_per_step", "CPU"), ("node_memory_mb", "memory"), ("node_kb_per_step", "bytes in")):
+    for name, label in (("node_cpu_s_per_step", "CPU a step"), ("node_memory_mb", "memory"), ("node_kb_per_read", "bytes a group")):
         values = [each.summary[name] for each in whole]
         right.plot(sizes, [value / values[0] for value in values], "o-", label=label)
-    right.set(xscale="log", ylim=(0, None), xlabel="identities", ylabel="a node's cost, over that beside 10")
+    right.set(xscale="log", ylim=(0, None), xlabel="identities", ylabel="over that beside 10")
     right.legend(frameon=False)
     figure.savefig(target, dpi=100)
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The records in a folder, by the names of their files."""
-    return [Record(**json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
+    """The records in a folder, by the names of their files, each summed up anew."""
+    found = [Record(**json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
+    return [replace(each, summary=summary(each)) for each in found]
 
 
 def main() -> None:
