@@ -172,6 +172,20 @@ def is_given_groups(verifier: str) -> bool:
     return any(signature is not None and signature.form == "group" for signature in signatures)
 
 
+def may_get_messages(verifier: str) -> bool:
+    """Check whether a reward gets completions as messages where the row's prompt is messages: one
+    of the form `group`, or of a form that only running its file tells.
+    """
+    for part in () if verifier.startswith("{") else parts_of(verifier):
+        try:
+            signature = read_signature(part) if part.file else Signature((), frozenset())
+        except RewardFileError:
+            continue  # which `reward_problems` tells
+        if signature is None or signature.form == "group":
+            return True
+    return False
+
+
 def is_judged(verifier: str) -> bool:
     """Check whether a judge is asked about answers. False for what cannot be read."""
     for part in parts_of(verifier):
@@ -421,22 +435,6 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature:
     more = given.kwarg.arg if given.kwarg else ""
     reads = any(isinstance(each, ast.Name) and each.id == more for body in node.body for each in ast.walk(body))
     return Signature(names, frozenset(names) - defaults, bool(more), bool(more) and reads)
-
-
-def is_conversational(part: Part) -> bool:
-    """Check whether a reward, with what it uses of its file, reads completions as messages:
-    `completion[0]["content"]`.
-    """
-    bound = _bound(part.file)
-    waiting, seen = [part.function], {part.function}
-    while waiting:
-        for node in (each for statement in bound.get(waiting.pop(), ()) for each in ast.walk(statement)):
-            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == "content":
-                return True
-            if isinstance(node, ast.Name) and node.id not in seen:
-                seen.add(node.id)
-                waiting.append(node.id)
-    return False
 
 
 def reward_problems(verifier: str, columns: Collection[str] | None = None) -> Iterator[str]:

@@ -53,13 +53,17 @@ class Columns:
     the `USUAL` names when rows are read.
     """
 
-    def __init__(self, question: str = "", answer: str = "", used: Collection[str] | None = ()) -> None:
-        """`used`: the columns that the reward gets; None for all.
+    def __init__(
+        self, question: str = "", answer: str = "", used: Collection[str] | None = (), *, keeps_messages: bool = False
+    ) -> None:
+        """`used`: the columns that the reward gets; None for all. `keeps_messages`: a row tells
+        whether its prompt was messages, as the reward then gets completions as messages.
 
         Raises:
             ValueError: braces do not match.
         """
         self.used = None if used is None else frozenset(used)
+        self.keeps_messages = keeps_messages
         self.names: dict[str, None] = {}
         """The columns that the files have, the first `_NAMES_KEPT` of them."""
         self.configured = {"question": question, "answer": answer}
@@ -116,8 +120,9 @@ class Columns:
         empty for nothing. `texts`: these, by setting. Raises ValueProblem for a column that the
         reward names and that JSON cannot hold.
         """
+        found: dict[str, Any] = {"messages": True} if self.keeps_messages and self._is_messages(values) else {}
         if self.used is not None and not self.used:
-            return ""
+            return json.dumps(found) if found else ""
         read = {self.needed(setting)[0]: text for setting, text in texts.items() if not self._parts[setting]}
         kept = {}
         for name in sorted(self.names if self.used is None else self.used):
@@ -129,7 +134,8 @@ class Columns:
             except ValueProblem as problem:
                 if self.used is not None:
                     raise ValueProblem(f"column {name!r}, which the reward names, {problem}") from None
-        found: dict[str, Any] = {"columns": kept} if kept else {}
+        if kept:
+            found["columns"] = kept
         if not self._parts["answer"] and not isinstance(raw := self.value("answer", values), str):
             found["answer"] = _raw(raw)
         text = json.dumps(found, ensure_ascii=False) if found else ""
@@ -139,6 +145,9 @@ class Columns:
                 "name those that it needs in the place of **columns, or shorten them"
             )
         return text
+
+    def _is_messages(self, values: Mapping[str, Any]) -> bool:
+        return not self._parts["question"] and isinstance(self.value("question", values), list)
 
     def note(self) -> str:
         """Name the columns that were found, if a user may have meant others; else empty."""

@@ -137,6 +137,14 @@ class FileRows:
         _, start, end = self._ends[_TEXTS * index : _TEXTS * (index + 1)]
         return json.loads(self._map[start:end].decode() or "{}").get("answer", self.row(index)[1])
 
+    def is_messages(self, index: int) -> bool:
+        """Check whether the prompt was given as messages, and not as a text. Of one message it is
+        known only if a reward may get messages (`shared.reward_files.may_get_messages`).
+        """
+        _, start, end = self._ends[_TEXTS * index : _TEXTS * (index + 1)]
+        question, _ = self.row(index)
+        return question.startswith("\0") or json.loads(self._map[start:end].decode() or "{}").get("messages", False)
+
     def question_bytes(self, index: int) -> bytes:
         return self._map[self._ends[_TEXTS * index - 1] if index else 0 : self._ends[_TEXTS * index]]
 

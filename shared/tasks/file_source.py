@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from shared.config.section import entry_lines, sources_message
-from shared.reward_files import NAMES_TOLD, columns_used
+from shared.reward_files import NAMES_TOLD, columns_used, may_get_messages
 from shared.suggestions import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
@@ -41,6 +41,7 @@ class _Key(NamedTuple):
     question: str
     answer: str
     used: frozenset[str] | None
+    keeps_messages: bool
 
 
 _read: dict[_Key, FileRows] = {}
@@ -61,7 +62,7 @@ def load_rows(spec: TaskSpec) -> FileRows:
     if other := next((name for name, state in stats if not stat.S_ISREG(state.st_mode)), ""):
         raise FileSourceError(f"{spec.path}: {other} is a pipe or a device, which may never end: give a file")
     states = tuple((name, state.st_mtime_ns, state.st_size) for name, state in stats)
-    key = _Key(states, spec.question, spec.answer, columns_used(spec.verifier))
+    key = _Key(states, spec.question, spec.answer, columns_used(spec.verifier), may_get_messages(spec.verifier))
     if key not in _read:
         if sum(state.st_size for _, state in stats) > MAX_BYTES:
             raise FileSourceError(f"{spec.path}: {_too_large()}")
@@ -104,7 +105,8 @@ def with_row_name(spec: Spec) -> Spec:
 def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
     """Checked rows in an unnamed temporary file, which is deleted when no process has it open."""
     try:
-        columns = Columns(spec.question, spec.answer, columns_used(spec.verifier))
+        used, keeps_messages = columns_used(spec.verifier), may_get_messages(spec.verifier)
+        columns = Columns(spec.question, spec.answer, used, keeps_messages=keeps_messages)
     except ValueError as error:
         raise FileSourceError(f"{spec.path}: {error}") from None
     mistakes = Mistakes(columns)

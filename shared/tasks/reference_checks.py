@@ -444,12 +444,13 @@ def _any_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shape(task: Task) -> tuple[Any, ...]:
-    """Describe how a reward reads a row: whether there are several messages, and the columns with
+    """Describe how a reward reads a row: whether its prompt is messages, and the columns with
     their types.
     """
     rows = find_rows(task.ref.dataset)
     columns = {} if rows is None else rows.given_columns(task.ref.index, task.text)
-    return len(task.prompt) > 1, *((name, type(columns[name]).__name__) for name in sorted(columns))
+    is_messages = len(task.prompt) > 1 if rows is None else rows.is_messages(task.ref.index)
+    return is_messages, *((name, type(columns[name]).__name__) for name in sorted(columns))
 
 
 def _place(task: Task) -> str:

@@ -38,7 +38,6 @@ from shared.reward_files import (
     RewardFileError,
     Signature,
     code_hash,
-    is_conversational,
     modules_of,
     parts_of,
     read_signature,
@@ -181,7 +180,6 @@ class RewardFunction:
         self._requests = namespace.get(REQUESTS)
         if self.signature.form == "judge" and not (callable(self._requests) and read_signature(part)):
             raise TaskError("task_verifier", f"{part.file}: write requests(task, answer) and {part.function}, with no decorator")
-        self._conversational = is_conversational(part)
 
     def score(self, item: Item, texts: Sequence[str | None], word: Word, first_step: int, place: int) -> Scored:
         """Call it with the whole group, or once for each answer."""
@@ -267,7 +265,7 @@ class RewardFunction:
         """Call it once. What fails, or returns no list of that length, says nothing about any."""
         count = len(texts)
         try:
-            returned = self._returned(self._group_arguments(item, texts))
+            returned = self._returned_for(item, texts)
             values = _listed(returned)
         except KeyboardInterrupt:
             raise
@@ -281,16 +279,40 @@ class RewardFunction:
         problem = next((problem for _, _, problem in read if problem), "")
         return Scored([reward for reward, _, _ in read], [mark for _, mark, _ in read], problem)
 
-    def _group_arguments(self, item: Item, texts: list[str]) -> dict[str, Any]:
+    def _returned_for(self, item: Item, texts: list[str]) -> Any:
+        """Call it as TRL does: with messages if the row's prompt is messages, else with texts. A
+        reward that fails because completions are texts gets messages: people have such rewards
+        beside rows that they make into messages elsewhere.
+        """
+        if is_messages(item):
+            return self._returned(self._group_arguments(item, texts, as_messages=True))
+        try:
+            return self._returned(self._group_arguments(item, texts))
+        except Exception as error:
+            if not self._wants_messages(error, item, texts):
+                raise
+            try:
+                return self._returned(self._group_arguments(item, texts, as_messages=True))
+            except Exception:
+                raise error from None
+
+    def _wants_messages(self, error: Exception, item: Item, texts: list[str]) -> bool:
+        if isinstance(error, IndexError) and "" in texts:  # `completion[0]`: another text has one
+            try:
+                self._returned(self._group_arguments(item, [text or " " for text in texts]))
+            except Exception as other:
+                error = other
+        return isinstance(error, TypeError | AttributeError) and _READ_AS_MESSAGE.search(str(error)) is not None
+
+    def _group_arguments(self, item: Item, texts: list[str], *, as_messages: bool = False) -> dict[str, Any]:
         """As TRL passes them; each column as a list with its own value for each completion."""
         signature, count = self.signature, len(texts)
         rows = [columns_of(item) for _ in texts]
         names = rows[0] if signature.takes_more else signature.columns & rows[0].keys()
         arguments: dict[str, Any] = {name: [row[name] for row in rows] for name in names if name not in ("prompt", "completion")}
-        messages = [{"role": message.role, "content": message.text} for message in item.task.prompt]
         prompt: Any = item.task.text
-        if self._conversational or len(messages) > 1:
-            prompt = messages
+        if as_messages:
+            prompt = [{"role": message.role, "content": message.text} for message in item.task.prompt]
             arguments["completions"] = [[{"role": "assistant", "content": text}] for text in texts]
         else:
             arguments["completions"] = texts
@@ -311,6 +333,15 @@ def columns_of(item: Item) -> dict[str, Any]:
         columns: dict[str, Any] = item.entry["rows"].given_columns(item.task.ref.index, item.task.text)
         return columns
     return {"question": item.task.text, "answer": item.task.answer, "metadata": json.loads(item.task.metadata)}
+
+
+def is_messages(item: Item) -> bool:
+    """Check whether the task's prompt was given as messages; of another task than a row's, whether
+    it is several.
+    """
+    if item.dataset is None:
+        return bool(item.entry["rows"].is_messages(item.task.ref.index))
+    return len(item.task.prompt) > 1
 
 
 def ground_truth(item: Item) -> Any:
@@ -393,6 +424,8 @@ def _note_nothing(*_: Any, **__: Any) -> None:
 _outside = False
 _REFUSED = re.compile(r"\bCUDA\b|\bGPUs?\b|NVIDIA|HIP\b|shared object file|can't start new thread")
 """Failures without an OSError that the sandbox causes: no GPU, library or thread."""
+_READ_AS_MESSAGE = re.compile(r"string indices must be integers|'str' object has no attribute '(get|content|role|items|keys)'")
+"""Failures of code that takes a text for a message."""
 _MODULE = "swarm_reward_"
 _MOST_CAUSES = 16
 

@@ -52,7 +52,8 @@ def read_rows_in_subprocess(files: Sequence[Path], columns: Columns) -> Iterator
     if files[0].suffix in PACKED:
         require_pyarrow()
     used = None if columns.used is None else sorted(columns.used)
-    asked = {"files": [str(file) for file in files], "columns": columns.configured | {"used": used}}
+    parameters = columns.configured | {"used": used, "keeps_messages": columns.keeps_messages}
+    asked = {"files": [str(file) for file in files], "columns": parameters}
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(

@@ -68,6 +68,9 @@ def solves(completions, nums, target, **kwargs):
 def easier(completions, meta, note=None, **kwargs):
     return [None if each["hard"] else each["tries"][0] + len(text or "") for each, text in zip(meta, note)]
 
+def form(prompts, completions, **kwargs):
+    return [len(prompt) + len(each[0]["content"]) / 4 for prompt, each in zip(prompts, completions)]
+
 def told(completions, **columns):
     names = sorted(set(columns) - {"prompts", "completion_ids", "trainer_state", "log_extra", "log_metric", "question", "answer"})
     return [None if "no" in text else len("".join(names)) / 8 + max(columns["nums"][0]) for text in completions]
@@ -196,7 +199,7 @@ def one_group(spec: TaskSpec, texts: list[str], timeout_s: float = 20.0) -> JobR
     return result
 
 
-def as_trl_calls(file: Path, weights: dict[str, float], row: dict[str, Any], completions: list[str]) -> list[float | None]:
+def as_trl_calls(file: Path, weights: dict[str, float], row: dict[str, Any], completions: list[Any]) -> list[float | None]:
     """What TRL's own trainer makes of a group: `_calculate_rewards` of the installed `trl`,
     unmodified, and then its `nansum` of the weighted rewards, without those of which none applies.
     """
@@ -267,6 +270,13 @@ def test_a_reward_file_for_trl_gives_the_numbers_that_trl_computes(folder: Path)
         assert [mark is Mark.NOT_APPLICABLE for mark in result.marks] == [reward is None for reward in wanted]
         seen.update(wanted)
     assert None in seen and len(seen) > 20
+    for turns in ([("user", "one?")], [("system", "be brief"), ("user", "two?")]):
+        row = {"prompt": [{"role": role, "content": text} for role, text in turns], "answer": "4"}
+        (folder / "m.jsonl").write_text(json.dumps(row) + "\n")
+        spec = with_row_name(TaskSpec(path=str(folder / "m.jsonl"), reward=f"{folder}/countdown.py:form"))
+        (result,) = scored(spec, {0: texts})
+        as_messages = [[{"role": "assistant", "content": text}] for text in texts]
+        assert result.rewards == as_trl_calls(folder / "countdown.py", {"form": 1.0}, row, as_messages)
 
 
 @pytest.mark.slow
@@ -288,6 +298,51 @@ def test_each_form_of_a_reward_is_called_in_its_own_way(folder: Path) -> None:
     assert one_group(source(folder, ("forms.py:made", 1.0)), ["4", "5"]).rewards == [1.0, 0.0]
     mixed = one_group(source(folder, ("exact", 2.0), ("forms.py:plain", -1.0)), ["<answer>4</answer>", "4 or 5"])
     assert mixed.rewards == [1.5, -0.5]
+
+
+CONTENT = """
+import json
+from beside import contents
+
+def of_json(completions, answer):
+    return [float(json.loads(text)["content"] == str(right)) for text, right in zip(completions, answer)]
+
+def of_column(completions, meta, answer):
+    return [float(text == str(right) and each["content"] == "m") for text, each, right in zip(completions, meta, answer)]
+
+def by_get(completions, answer):
+    return [float(each[0].get("content") == str(right)) for each, right in zip(completions, answer)]
+
+def by_helper(completions, answer):
+    return [float(text == str(right)) for text, right in zip(contents(completions), answer)]
+
+def first_letter(completions, answer):
+    return [float(text[0] == str(right)) for text, right in zip(completions, answer)]
+
+def kind(completions, prompts):
+    return [isinstance(each, list) + 2.0 * isinstance(prompt, list) for each, prompt in zip(completions, prompts)]
+"""
+
+
+@pytest.mark.slow
+def test_the_row_decides_whether_a_reward_gets_texts_or_messages(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text('def contents(completions):\n    return [each[0]["content"] for each in completions]\n')
+    (tmp_path / "content.py").write_text(CONTENT)
+    for form, prompt in (("text", "3 + 1?"), ("messages", [{"role": "user", "content": "3 + 1?"}])):
+        (tmp_path / f"{form}.jsonl").write_text(json.dumps({"prompt": prompt, "answer": 4, "meta": {"content": "m"}}) + "\n")
+
+    def result(form: str, name: str, texts: list[str]) -> JobResult:
+        spec = with_row_name(TaskSpec(path=str(tmp_path / f"{form}.jsonl"), reward=f"{tmp_path}/content.py:{name}"))
+        (found,) = scored(spec, {0: texts})
+        return found
+
+    assert result("text", "of_json", ['{"content": "4"}', '{"content": "5"}']).rewards == [1.0, 0.0]
+    assert result("text", "of_column", ["4", "5"]).rewards == [1.0, 0.0]
+    for form in ("text", "messages"):
+        for name in ("by_get", "by_helper"):
+            assert result(form, name, ["", "4", "5"]).rewards == [0.0, 1.0, 0.0], (form, name)
+        assert result(form, "kind", ["4"]).rewards == [0.0 if form == "text" else 3.0]
+    assert result("text", "first_letter", ["", "4"]).marks == [Mark.RAISED] * 2, "texts that fail are no messages"
 
 
 @pytest.mark.slow
