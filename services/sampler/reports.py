@@ -180,10 +180,11 @@ def log_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
 class WaitingReport:
     """Logs every `TOLD_EVERY_S` that no batch is built, with what is missing and what to check.
 
-    That is a warning, except where it takes minutes even if all is well: until this process's first
-    batch, while models are loaded and the first groups sampled, and while the trainer takes a step,
-    it is one only after `FIRST_BATCH_S`; and never within twice the median of the last waits.
-    `now`: seconds of a clock that only goes forward.
+    That is a warning, except where it takes minutes even if all is well. Until this process's first
+    batch, and while the trainer takes a step, it is one only after `FIRST_BATCH_S`. It never is
+    while the first groups are awaited, however slow the machine: `swarm status` says whether the
+    generator acts. Nor is it within twice the median of the last waits. `now`: seconds of a clock
+    that only goes forward.
     """
 
     def __init__(self, log: Log) -> None:
@@ -214,10 +215,10 @@ class WaitingReport:
         self._told_at, waited_s = now, now - (self._since or 0.0)
         because = ""
         if not self._any_built:
-            because = "the models may still be loading"
+            because = "before the first batch the base policy is evaluated and the first groups are generated"
         elif waiting.reason is WaitFor.TRAINER:
             because = "the trainer takes a step"
-        if waited_s >= FIRST_BATCH_S:
+        if waited_s >= FIRST_BATCH_S and (self._any_built or waiting.reason is not WaitFor.LOCAL):
             because = ""
         usual_s = statistics.median(self._waits_s) if len(self._waits_s) >= _WAITS_NEEDED else 0.0
         if waited_s < 2 * usual_s:

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shared.contracts.control import ServiceStatus, TrainerPosition
-from shared.contracts.status_figures import LATE_AT_LEAST_S, LATE_FACTOR, StatusFigure, late_after_s
+from shared.contracts.status_figures import (
+    EVALUATING_BASE,
+    FIRST_GROUPS,
+    GENERATING,
+    LATE_AT_LEAST_S,
+    LATE_FACTOR,
+    STARTING,
+    StatusFigure,
+    late_after_s,
+)
 from shared.roles import ROLES, Role
 from shared.runtime.status import KNOWN_AFTER_S, PAUSES_KEPT, StatusBoard, WorkPace
 from swarm_cli.local.control import holding_run
@@ -129,11 +138,18 @@ def test_a_node_that_has_taken_all_its_steps_rests_and_is_well() -> None:
     assert done.steps_per_minute is None, "its rate does not outlive its steps"
 
 
-def test_a_first_step_is_waited_for_and_a_verifier_without_work_is_no_trouble() -> None:
-    young = status("trainer", worked_s=None, every_s=None)
-    assert view(at=NOW - 5000 + FIRST_WORK_S - 1, trainer=young).stall is None
-    never = view(trainer=young).stall
+def test_a_first_step_is_waited_for_as_long_as_those_act_who_should_and_a_verifier_without_work_is_no_trouble() -> None:
+    def young(trainer: str, generator: str, at: float = NOW) -> NodeState:
+        first = status("trainer", worked_s=None, every_s=None), status("generator", worked_s=None, every_s=None)
+        states = zip(first, (trainer, generator), strict=True)
+        return view(at=at, **{each.role: msgspec.structs.replace(each, state=state) for each, state in states})
+
+    assert young("loading", STARTING, NOW - 5000 + FIRST_WORK_S - 1).stall is None
+    never = young("loading", STARTING).stall
     assert never is not None and never.words == "no step for 1h"
+    assert young(FIRST_GROUPS, "held back").stall is not None and young("loading", EVALUATING_BASE).stall is not None
+    assert young(FIRST_GROUPS, EVALUATING_BASE).stall is young(FIRST_GROUPS, GENERATING).stall is None
+    assert young("training", "held back").stall is None
     assert view(verifier=status("verifier", worked_s=None, every_s=None)).stall is None
 
 

@@ -155,11 +155,13 @@ def test_every_node_and_batch_has_a_seed_of_its_own() -> None:
     assert batch_seed(0, "alpha", 1) == 731442922139857421
 
 
-def test_a_wait_for_a_batch_is_a_warning_and_while_the_models_load_only_after_ten_minutes() -> None:
-    def told(waiting: WaitingReport, until_s: float, since_s: float) -> list[tuple[str, str, int]]:
+def test_a_wait_for_a_batch_is_a_warning_and_before_the_first_only_after_ten_minutes_and_not_for_local_groups() -> None:
+    def told(
+        waiting: WaitingReport, until_s: float, since_s: float, reason: WaitFor = WaitFor.LOCAL
+    ) -> list[tuple[str, str, int]]:
         with structlog.testing.capture_logs() as logs:
             for second in range(int(since_s), int(until_s)):
-                waiting.waits(Wait(WaitFor.LOCAL, 0, 2), 1, float(second))
+                waiting.waits(Wait(reason, 0, 2), 1, float(second))
         return [(each["log_level"], each["event"], each["seconds"]) for each in logs]
 
     waiting = WaitingReport(structlog.get_logger())
@@ -168,12 +170,14 @@ def test_a_wait_for_a_batch_is_a_warning_and_while_the_models_load_only_after_te
     waiting.begin(300.0)  # the server was away, and the logs were read again
     starting += told(waiting, 600, 300)
     assert starting[0] == ("info", "no_batch_yet", 61) and {level for level, *_ in starting} == {"info"}
-    stalled = told(waiting, 800, 600)
-    assert len(stalled) == 4 and {(level, event) for level, event, _ in stalled} == {("warning", "no_batch")}, "told in the end"
-    waiting.built(800.0)
-    assert told(waiting, 862, 800) == [("warning", "no_batch", 61)], "after a batch a minute is long"
-    waiting.begin(900.0)
-    assert told(waiting, 962, 900) == [("warning", "no_batch", 61)]
+    evaluating = told(waiting, 800, 600)
+    assert {(level, event) for level, event, _ in evaluating} == {("info", "no_batch_yet")}, "an evaluation may take long"
+    stalled = told(waiting, 1000, 800, WaitFor.EXTERNAL)
+    assert len(stalled) == 3 and {(level, event) for level, event, _ in stalled} == {("warning", "no_batch")}, "told in the end"
+    waiting.built(1000.0)
+    assert told(waiting, 1062, 1000) == [("warning", "no_batch", 61)], "after a batch a minute is long"
+    waiting.begin(1100.0)
+    assert told(waiting, 1162, 1100) == [("warning", "no_batch", 61)]
 
 
 def test_what_is_wanted_is_two_batches_of_draws_less_what_the_pool_has_in_steps_of_j() -> None:
