@@ -371,6 +371,7 @@ VarDir = Annotated[
 ]
 _PATIENCE_S = 900.0
 """Longer than any --grace-s that people give."""
+_TOLD_EVERY_S = 10.0
 
 
 def down(
@@ -382,8 +383,16 @@ def down(
 ) -> None:
     """End a run that `swarm up` started on this machine, and wait until it has ended."""
     folder = running_run(run, var_dir)
-    ask(folder, {"do": "down", "now": now})
-    if not wait_until_over(folder, _PATIENCE_S):
+    processes, began = ask(folder, {"do": "down", "now": now})["processes"], time.monotonic()
+    while (waited_s := time.monotonic() - began) < _PATIENCE_S:
+        running = ", ".join(f"{name} ({state})" for name, state in processes.items() if state.startswith("process "))
+        saving = "" if now else "to save its state and " if running.count("(process ") == 1 else "to save their state and "
+        note(f"waiting for {running or 'swarm up'} {saving if running else ''}end" + (f", for {waited_s:.0f} s" if waited_s > 1 else ""))
+        if wait_until_over(folder, _TOLD_EVERY_S):
+            break
+        with suppress(CommandError):  # it ends just now
+            processes = ask(folder, {"do": "states"})["processes"]
+    else:
         raise CommandError(f"run {folder.name} did not end within {_PATIENCE_S:g} s: `swarm down {folder.name} --now` kills it")
     note(f"run {folder.name} has ended; to continue it: {goes_on(folder)}")
 

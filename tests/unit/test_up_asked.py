@@ -82,6 +82,21 @@ def test_a_service_is_restarted_and_the_run_ended_from_another_process(tmp_path:
 
 
 @pytest.mark.slow
+def test_down_says_at_once_and_every_ten_seconds_what_it_waits_for(tmp_path: Path) -> None:
+    folder = tmp_path / "var" / "runs" / "one"
+    late = noting(tmp_path, "a", "trap 'sleep 12; exit 0' TERM; while :; do sleep 0.1; done")
+    up = started(folder, {"alpha-trainer": late, "alpha-sampler": noting(tmp_path, "s")})
+    try:
+        until(lambda: pids(tmp_path, "a") and (folder / SOCKET).exists(), "it starts")
+        down = swarm(tmp_path / "var", "down")
+        first, second, *_ = [line for line in down.stderr.splitlines() if "waiting for" in line]
+        assert down.returncode == 0 and "alpha-trainer" in first and "alpha-sampler" in first
+        assert "alpha-trainer" in second and "alpha-sampler" not in second and "for 10 s" in second
+    finally:
+        end(up, *(pid for name in "as" for pid in pids(tmp_path, name)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_a_run_that_is_ended_now_is_killed_because_of_that_alone(tmp_path: Path, asked_before: bool) -> None:
     folder = tmp_path / "var" / "runs" / "one"
