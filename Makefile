@@ -34,6 +34,8 @@ IN_PARALLEL = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WO
 # would compile all of the project's files again.
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := services shared swarm_cli lab monitoring
+TORCH_UNREACHED = $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1].rstrip("/") + "/torch/", timeout=20)' \
+  '$(TORCH_INDEX)' 2>/dev/null || echo 'TORCH_INDEX=$(TORCH_INDEX) cannot be reached: without TORCH_INDEX, pip takes torch from its own index' >&2
 # Hides packages that are already installed, but shows what pip downloads and installs.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
@@ -130,7 +132,8 @@ $(VENV)/.created:
 
 $(VENV)/.torch: $(VENV)/.created
 	@echo 'installing torch (the largest download)'
-	@$(PIP) install -c requirements/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)' | { $(BRIEFLY) || true; }
+	@$(PIP) install -c requirements/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)' | { $(BRIEFLY) || true; }$(if $(TORCH_INDEX), || \
+	  { $(TORCH_UNREACHED); exit 1; })
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements/constraints.txt
