@@ -226,7 +226,7 @@ def _as_written(data: Path, folder: Path) -> str:
     """The path of the data in the configuration: from its folder if the data lies in or beside it,
     so that both can be moved.
     """
-    data, folder = Path(os.path.abspath(data)), Path(os.path.abspath(folder))
+    data, folder = Path(os.path.realpath(data)), Path(os.path.realpath(folder))  # ".." does not lead back through a link
     near = data.is_relative_to(folder) or data.parent == folder.parent
     return os.path.relpath(data, folder) if near else str(data)
 

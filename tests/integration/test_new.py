@@ -169,6 +169,11 @@ def test_rows_in_the_folder_are_found_from_it_and_from_elsewhere(tmp_path: Path)
     for folder, file in ((tmp_path / "mine", "node.toml"), (tmp_path, "mine/node.toml")):
         checked = _swarm(folder, "config", "check", "--config", file)
         assert checked.returncode == 0, checked.stderr
+    (tmp_path / "deep" / "disk").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "deep" / "disk")
+    _questions(tmp_path / "beside.jsonl", [str(number) for number in range(40)])
+    assert _swarm(tmp_path, "new", "linked", "--model", str(MODEL), "--data", "beside.jsonl").returncode == 0
+    assert (tmp_path / "linked" / _written(tmp_path / "linked")["tasks"][0]["path"]).exists(), "through a link"
 
 
 @pytest.mark.slow
