@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from shared.text import error_text, listed, visible
 
@@ -308,21 +308,23 @@ def _separated(file: Path, _: Wanted) -> Iterator[Row]:
     with file.open(newline="", encoding="utf-8-sig") as stream:
         number = 1
         try:
-            first = re.sub('"[^"]*"', "", stream.readline())
-            separator = max(_SEPARATORS, key=first.count)
-            stream.seek(0)
+            separator, above = _separator_of(stream)
             records = csv.reader(stream, delimiter=separator, strict=True)
             while True:
-                number = records.line_num + 1
+                number = above + records.line_num + 1
                 try:
                     fields = next(records, None)
                 except csv.Error as error:
                     remedy = "quote texts with quotes or line breaks, and write their quotes twice"
+                    if error.args == (UNCLOSED,):
+                        remedy = "a quote is opened in this row and not closed, so no later row was read: close it"
                     yield Row({}, file, number, f"not CSV ({error}): {remedy}")
                     continue
                 if fields is None:
                     return
                 if not names:
+                    if not fields:
+                        continue
                     names = [name.strip() for name in fields]
                     if len(set(names)) < len(names):
                         yield Row({}, file, number, _several(Counter(names).most_common(1)[0][0]))
@@ -338,7 +340,28 @@ def _separated(file: Path, _: Wanted) -> Iterator[Row]:
             yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
 
 
-_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+UNCLOSED = "unexpected end of data"
+"""The csv module's words for a quote that is open where the file ends."""
+
+
+def _separator_of(stream: TextIO) -> tuple[str, int]:
+    """What separates most names in the header, and how many lines are above it. Moves to the
+    header. It is the first line with text. Excel may write `sep=;` above it, which decides.
+    """
+    given, above = "", 0
+    while True:
+        begin = stream.tell()
+        line = stream.readline()
+        text = line.strip().strip('"').lower()
+        if text.startswith("sep=") and text[4:5] in _SEPARATORS and len(text) == 5:
+            given = text[4]
+        elif line.strip() or not line:
+            break
+        above += 1
+    stream.seek(begin)
+    names = re.sub('"[^"]*"', "", line)
+    return given or max(_SEPARATORS, key=names.count), above
 
 
 def _several(name: str) -> str:

@@ -20,7 +20,7 @@ from shared.reward_files import NAMES_TOLD, columns_used, may_get_messages
 from shared.suggestions import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
-from shared.tasks.file_formats import APART, FileSourceError, Row, place_in
+from shared.tasks.file_formats import APART, UNCLOSED, FileSourceError, Row, place_in
 from shared.tasks.file_rows import FileRows, RowsWriter, register_rows
 from shared.tasks.hub_files import source_files
 from shared.tasks.subprocess_reader import read_rows_in_subprocess
@@ -139,7 +139,7 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
         raise FileSourceError(
             f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()} ({error_text(error)}): make room there or set TMPDIR"
         ) from None
-    unread = len(mistakes)
+    unread = MAX_ROWS if mistakes.end_early else len(mistakes)
     if rows is not None:
         _find_contradictions(rows, mistakes)
     if mistakes or rows is None:
@@ -186,6 +186,8 @@ MOST_TOLD = 10
 MOST_FOUND = 1000
 """Mistakes after which a file is not read further: it is another file than was meant."""
 _NAME_TOLD_CHARS = 40
+_LIKELY = {"question": ("instruction", "query", "input"), "answer": ("output", "response", "target")}
+"""Columns that are proposed for a setting, and not taken unasked: what is in them differs."""
 
 
 class Mistakes:
@@ -207,6 +209,11 @@ class Mistakes:
         """Check whether there are so many that reading on would help nobody."""
         return len(self._found) >= MOST_FOUND
 
+    @property
+    def end_early(self) -> bool:
+        """Check whether a quote that is not closed hides the rows after it."""
+        return any(UNCLOSED in problem for _, problem in self._found)
+
     def add(self, row: Row, problem: str) -> None:
         self._found.append((Row({}, row.file, row.number), problem))
 
@@ -223,7 +230,7 @@ class Mistakes:
                 guessed = not self._columns.configured[setting] and setting not in self._columns.found
                 others = [name for name in USUAL[setting] if guessed and name != column]
                 nor = f" (nor {', '.join(others)})" if others else ""
-                has = _column_list([column, *others], read.row.values, settings)
+                has = _column_list([column, *others, *(_LIKELY[setting] if guessed else ())], read.row.values, settings)
                 remedy = f"set `{setting}` (`swarm new`: --{setting}; `swarm task`: --columns) to the {setting}s' column"
                 self.add(Row({}, file, 0), f"there is no column {column!r}{nor}; its columns are {has}; {remedy}")
             elif (file, column) not in self._absent:

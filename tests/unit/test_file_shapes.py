@@ -344,6 +344,9 @@ CSV_ROWS = [("What is 1,000 + 1?", "1001"), ('Say "yes"\r\nor no', "yes"), ("las
         ("rows.csv", b"\xef\xbb\xbf" + CSV.encode()),
         ("rows.csv", b'problem;answer\n"What is 1,000 + 1?";1001\n"Say ""yes""\r\nor no";yes\nlast;3\n'),
         ("rows.csv", b'problem\tanswer\nWhat is 1,000 + 1?\t1001\n"Say ""yes""\r\nor no"\tyes\nlast\t3'),
+        ("rows.csv", b'\r\n\nproblem;answer\n"What is 1,000 + 1?";1001\n"Say ""yes""\r\nor no";yes\nlast;3\n'),
+        ("rows.csv", b'\xef\xbb\xbfsep=;\r\nproblem;answer\n"What is 1,000 + 1?";1001\n"Say ""yes""\r\nor no";yes\nlast;3\n'),
+        ("rows.csv", b'problem|answer\n"What is 1,000 + 1?"|1001\n"Say ""yes""\r\nor no"|yes\nlast|3\n'),
         ("rows.tsv", b'problem\tanswer\nWhat is 1,000 + 1?\t1001\n"Say ""yes""\r\nor no"\tyes\nlast\t3'),
     ],
 )
@@ -365,6 +368,8 @@ def test_every_mistake_of_a_csv_is_told_by_line(tmp_path: Path) -> None:
     assert refused(written(tmp_path / "a.csv", "question,answer,answer\na,1,2\n")) == [
         "line 1: it has several columns 'answer': rename or remove all but one"
     ]
+    assert refused(written(tmp_path / "e.csv", "sep=;\nquestion;answer\na;1;2\n"))[0].startswith("line 3: it has 3 fields")
+    assert "did you mean output?" in refused(written(tmp_path / "f.csv", "question,output\na,1\n"))[0]
     assert "not UTF-8" in refused(written(tmp_path / "b.csv", "question,answer\né,1\n".encode("latin-1")))[0]
     assert "gzip" in refused(written(tmp_path / "c.csv", b"\x1f\x8b\x08\x00"))[0]
     assert "has no rows" in refused(written(tmp_path / "d.csv", "question,answer\n"))[0]
