@@ -351,6 +351,8 @@ def _message(config: type[Config], problem: ErrorDetails) -> str:
         if gone := _no_longer(config, problem["loc"]):
             return gone
         hint = meant_key(config, problem["loc"]) or "remove it or correct its spelling"
+        if problem["loc"][0] == "tasks" and len(problem["loc"]) == 3 and "." in hint and "tasks." not in hint:
+            hint += " A line after [[tasks]] belongs to that table: move it to its section, before [[tasks]];"
         return f"unknown key; {hint} (`swarm config show --all` lists all keys)"
     if problem["loc"] == ("tasks",) and isinstance(problem["input"], dict):
         return "is a single table, and must be a list of them: write [[tasks]] instead of [tasks]"
@@ -443,7 +445,8 @@ def meant_key(config: type[Config], location: Location) -> str:
 
     Example: for `("trainer", "learing_rate")` it is `did you mean learning_rate?`; for `("trainer",
     "top_p")`, a key of another section, `did you mean generator.top_p?`; for `("generator",
-    "groups_size")`, close to what others say, `did you mean generator.completions?`.
+    "groups_size")`, close to what others say, `did you mean generator.completions?`; for `("tasks",
+    0, "temprature")`, close to one of another section, `did you mean generator.temperature?`.
     """
     *path, key = location
     if usual := OTHER_NAMES.get(str(key)):
@@ -454,6 +457,10 @@ def meant_key(config: type[Config], location: Location) -> str:
     if elsewhere:
         return asked_for(sorted(elsewhere)[:3])
     close = closest(name, [*(section.model_fields if section else ()), *OTHER_NAMES])
+    if not close:
+        keys = list(_keys(config))
+        near = closest(name, {found.rpartition(".")[2] for found in keys})
+        return asked_for(sorted(found for found in keys if found.rpartition(".")[2] in near)[:3])
     return asked_for(dict.fromkeys(OTHER_NAMES.get(each, each) for each in close))
 
 

@@ -108,6 +108,7 @@ def test_the_models_context_and_chat_template_are_held_against_the_settings() ->
         ("[generator]\ngroup_size = 8", "generator.group_size: unknown key; did you mean generator.completions?"),
         ("[trainr]\nlearning_rate = 1e-5", "trainr: unknown key; did you mean trainer?"),
         ("[sampler]\nzzz = 1", "remove it or correct its spelling"),
+        ('[[tasks]]\ndataset = "gcd"\ntemprature = 0.7', "did you mean generator.temperature? A line after [[tasks]] belongs to"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_one_that_was_meant(tmp_path: Path, text: str, words: str) -> None:
