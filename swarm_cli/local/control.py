@@ -386,8 +386,9 @@ def down(
     processes, began = ask(folder, {"do": "down", "now": now})["processes"], time.monotonic()
     while (waited_s := time.monotonic() - began) < _PATIENCE_S:
         running = ", ".join(f"{name} ({state})" for name, state in processes.items() if state.startswith("process "))
-        saving = "" if now else "to save its state and " if running.count("(process ") == 1 else "to save their state and "
-        note(f"waiting for {running or 'swarm up'} {saving if running else ''}end" + (f", for {waited_s:.0f} s" if waited_s > 1 else ""))
+        saving = "" if now else "save its state and " if running.count("(process ") == 1 else "save their state and "
+        since = f", for {waited_s:.0f} s" if waited_s > 1 else ""
+        note(f"waiting for {running or 'swarm up'} to {saving if running else ''}end{since}")
         if wait_until_over(folder, _TOLD_EVERY_S):
             break
         with suppress(CommandError):  # it ends just now

@@ -66,14 +66,12 @@ def sparkline(values: Sequence[float], columns: int) -> str:
 
 
 def rate(steps_per_minute: float | None) -> str:
-    """A step rate, in the unit that gives a digit other than 0 before the point."""
+    """A step rate, always by the hour: a rate that varies must not change its unit."""
     if steps_per_minute is None:
-        return "– steps/s"
+        return "– steps/h"
     if steps_per_minute >= HUGE:
-        return f"{steps_per_minute / 60:.0e} steps/s"
-    if steps_per_minute >= 6:
-        return f"{steps_per_minute / 60:.2f} steps/s"
-    return f"{steps_per_minute:.1f} steps/min" if steps_per_minute >= 1 else f"{steps_per_minute * 60:.1f} steps/h"
+        return f"{steps_per_minute * 60:.0e} steps/h"
+    return f"{steps_per_minute * 60:,.{0 if steps_per_minute * 60 >= 99.95 else 1}f} steps/h"
 
 
 def number(value: float | None) -> str:

@@ -87,7 +87,7 @@ def test_through_a_pipe_it_prints_one_look_and_ends_with_0(server: NatsServer) -
     )
     assert answer.returncode == 0, answer.stderr
     assert "\x1b" not in answer.stdout, "control characters in a pipe"
-    for words in ("alpha  ", "beta  ", "step 41  2.00 steps/s", "held-out 0.625 @25 base 0.125 +0.500  ▁█", "trainer training"):
+    for words in ("alpha  ", "beta  ", "step 41  7,200 steps/h", "held-out 0.625 @25 base 0.125 +0.500  ▁█", "trainer training"):
         assert words in answer.stdout, answer.stdout
     assert "0.625 @25 unsigned base 0.125" in answer.stdout, "beta did not sign"
     assert answer.stdout.count("generator never seen") == 2

@@ -79,8 +79,8 @@ def test_a_trainer_that_answers_and_has_not_stepped_for_140_s_is_bad_and_has_no_
     assert (stuck.health, view().health) == ("bad", "good")
     assert stuck.steps_per_minute is None and view().steps_per_minute == 120.0, "one that steps has it at the first look too"
     text = drawn(stuck)
-    assert "no step for 2m (usually every 1s)" in text and "– steps/s" in text and "46%" not in text
-    assert "2.00 steps/s" in drawn(view()) and "compute 46%" in drawn(view())
+    assert "no step for 2m (usually every 1s)" in text and "– steps/h" in text and "46%" not in text
+    assert "7,200 steps/h" in drawn(view()) and "compute 46%" in drawn(view())
 
 
 def test_the_rate_falls_before_a_stall_is_named() -> None:
@@ -161,7 +161,7 @@ def test_a_process_that_is_late_with_its_word_is_told_before_it_counts_as_gone()
 
 def test_what_a_server_said_that_does_not_answer_any_more_has_no_rate_and_is_marked() -> None:
     old = drawn(view(), age_s=75.0)
-    assert "? running when seen last" in old and "– steps/s" in old and "46%" not in old
+    assert "? running when seen last" in old and "– steps/h" in old and "46%" not in old
 
 
 def test_a_pace_in_bursts_is_that_of_the_bursts_and_a_past_stall_does_not_hide_the_next() -> None:

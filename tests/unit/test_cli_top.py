@@ -100,7 +100,7 @@ def shown(*nodes: NodeState, height: int = 100, notice: str = "", reachable: boo
 
 def test_three_lines_say_how_far_a_node_is_what_became_of_groups_and_what_its_processes_do() -> None:
     _, first, second, third, last = shown(node()).splitlines()
-    assert first == "alpha  ● running  step 1,200  2.00 steps/s  version 1,200  held-out 0.700 @50 base 0.100 +0.600  ▁▅█"
+    assert first == "alpha  ● running  step 1,200  7,200 steps/h  version 1,200  held-out 0.700 @50 base 0.100 +0.600  ▁▅█"
     sharing = "shared 900 (outbox 4)  taken 800  refused 12: 9 flood, 3 too_old"
     assert second == f"  this start: made 1,000  {sharing}  reward 0.750  foreign 0.500  stale 1.5"
     doings = " · ".join(f"{role} working" for role in ROLES)
@@ -132,7 +132,7 @@ def test_no_line_is_longer_than_the_terminal_and_no_more_are_shown_than_fit() ->
 def test_a_silent_process_is_named_with_how_long_and_its_node_has_no_rate() -> None:
     text = shown(node(silent="trainer"))
     assert "no word from trainer for 50s" in text and "trainer not answering for 50s" in text
-    assert "– steps/s" in text and "! silent" in text and "sampler working" in text
+    assert "– steps/h" in text and "! silent" in text and "sampler working" in text
 
 
 def test_a_node_that_has_said_nothing_yet_is_shown_as_such() -> None:
@@ -218,6 +218,6 @@ def test_a_sparkline_spans_its_values_keeps_the_newest_and_does_not_magnify_nois
     assert set(sparkline([0.500, 0.505, 0.502], 10)) <= set(SPARKS[:3])
 
 
-def test_rates_and_ages_have_a_unit_that_suits_them() -> None:
-    assert (rate(120.0), rate(5.0), rate(0.5), rate(None)) == ("2.00 steps/s", "5.0 steps/min", "30.0 steps/h", "– steps/s")
+def test_rates_have_one_unit_and_ages_one_that_suits_them() -> None:
+    assert (rate(120.0), rate(5.0), rate(0.5), rate(None)) == ("7,200 steps/h", "300 steps/h", "30.0 steps/h", "– steps/h")
     assert [duration(seconds) for seconds in (5, 65, 7300, 200_000)] == ["5s", "1m", "2h", "2d"]

@@ -156,9 +156,7 @@ def test_every_node_and_batch_has_a_seed_of_its_own() -> None:
 
 
 def test_a_wait_for_a_batch_is_a_warning_and_before_the_first_only_after_ten_minutes_and_not_for_local_groups() -> None:
-    def told(
-        waiting: WaitingReport, until_s: float, since_s: float, reason: WaitFor = WaitFor.LOCAL
-    ) -> list[tuple[str, str, int]]:
+    def told(waiting: WaitingReport, until_s: float, since_s: float, reason: WaitFor = WaitFor.LOCAL) -> list[tuple[str, str, int]]:
         with structlog.testing.capture_logs() as logs:
             for second in range(int(since_s), int(until_s)):
                 waiting.waits(Wait(reason, 0, 2), 1, float(second))

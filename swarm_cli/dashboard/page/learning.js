@@ -45,7 +45,7 @@ const rightOf = ([, share, n]) => `${count(Math.round(share * n))} of ${count(n)
 /** Step n of N, pace, time left. */
 function progress(told, { name: mine, node, names, steps, over }) {
   const step = node ? (node.kind === "elsewhere" ? node.version : node.step) : 0, pace = over || isUnsure(told) || !step ? null : node?.pace;
-  const paced = pace ? (pace >= 1 ? `${pace.toFixed(1)} steps a minute` : `${(60 * pace).toFixed(1)} steps an hour`) : "";
+  const paced = pace ? `${60 * pace >= 99.95 ? count(Math.round(60 * pace)) : (60 * pace).toFixed(1)} steps an hour` : "";
   const left = pace && steps > step ? `about ${ago((60 * (steps - step)) / pace)} left` : "";
   const facts = [paced, left].filter(Boolean).join(", ") || (over && steps && step >= steps ? "all steps taken" : told.state === "starting" && node ? node.words.replace("starting: ", "") : "");
   const parts = steps ? [svg("svg", { class: "bar", viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "progressbar", "aria-label": "Steps taken", "aria-valuemin": 0, "aria-valuemax": steps, "aria-valuenow": Math.min(step, steps) }, svg("rect", { class: "all", width: 100, height: 6 }), svg("rect", { class: "done", width: (100 * Math.min(step, steps)) / steps, height: 6 }))] : [];
@@ -128,7 +128,7 @@ function trainingReward(mine, { steps }) {
   for (const [step, value] of points) picture.append(svg("circle", { class: "faint", cx: x(step).toFixed(1), cy: y(value).toFixed(1), r: 1.8 }));
   for (const each of new Set(points.map(([, , changes]) => changes))) picture.append(svg("polyline", { class: "line", points: points.filter(([, , changes]) => changes === each).map((point) => `${x(point[0]).toFixed(1)},${y(about(point)).toFixed(1)}`).join(" ") }));
   const note = changed ? el("p", { class: "small soft", text: `The reward was changed before step ${count(begun[0][0])}; earlier ones cannot be compared.` }) : null;
-  return el("div", { class: "trained" }, el("div", { class: "head" }, title, el("span", { class: "end" }, el("b", { text: ratio(mean(newest.map(([, value]) => value)), 2) }), el("span", { class: "small soft", text: ` over ${many(newest.length, "step")}` }))), picture, note);
+  return el("div", { class: "trained" }, el("div", { class: "head" }, title, el("span", { class: "end" }, el("b", { text: ratio(mean(newest.map(([, value]) => value)), 2) }), el("span", { class: "small soft", text: ` over ${newest.length < begun.length ? "the newest " : ""}${many(newest.length, "step")}` }))), picture, note);
 }
 
 /** What is done before the first step, and what comes next. */
