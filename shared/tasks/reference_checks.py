@@ -30,7 +30,7 @@ from shared.tasks.verifiers import is_built_in, scorer_of
 
 if TYPE_CHECKING:
     from shared.config.task_sections import TaskSpec
-    from shared.tasks.sandbox import ScorerPool
+    from shared.tasks.sandbox import JobResult, ScorerPool
 
 VERIFIERS = frozenset({"exact", "final_number", "math"})
 FILE_ROWS_CHECKED, ITEMS_CHECKED = 1000, 10
@@ -202,6 +202,11 @@ LOOKED_AT = 24
 """Tasks, spread over a source, among which such references are looked for."""
 
 
+FORMS = (r"\boxed{{{}}}", "#### {}", "The answer is {}", "<answer>{}</answer>")
+"""Usual endings of answers, in which a reference is tried where none passes as it is."""
+_LONG = " and so on" * 200
+
+
 WHY = {
     Mark.TIMEOUT: "does not return in time (raise verifier.answer_timeout_s, or make it faster)",
     Mark.KILLED: "ends its process",
@@ -250,6 +255,11 @@ class Trial:
     a sender chooses: no group of another node is taken in."""
     group_failure: str = ""
     """What a call with a group raised or returned, where each answer alone has a reward."""
+    forms: Sequence[str] = ()
+    """The reference as it was tried in further forms. If one of them earned more than the reference
+    as it is, `own` and `others` are of references in the first of these."""
+    form_paid: bool = False
+    """Whether one of `forms` earned more; it is the first."""
     rows: Sequence[tuple[str, Tried]] = ()
     """Of rows of another shape, the place and what the reward pays their own reference."""
 
@@ -276,7 +286,8 @@ class Trial:
         rule = f"; {self.no_pass}" if self.no_pass else ""
         if why := self.why_local_only:
             rule += f"; no group of another node is taken, as {why.words}"
-        return f"{name}, {verifier_words(self.spec.verifier)}: the reference earns {self.own}{others}{rule}"
+        given = f", given as {_shortened(self.forms[0])}," if self.form_paid else ""
+        return f"{name}, {verifier_words(self.spec.verifier)}: the reference{given} earns {self.own}{others}{rule}"
 
     @property
     def why_local_only(self) -> LocalOnly | None:
@@ -337,12 +348,23 @@ class Trial:
             return f"{verifier_words(self.spec.verifier)} {self.group_failure}: in a run it is called with groups"
         if self.others and not any(differ(self.own.reward or 0.0, tried.reward or 0.0) for tried in self.others):
             paid = f"pays a task's reference {self.own.reward:g} and the references of {len(self.others)} other tasks as much"
-            return f"{verifier_words(self.spec.verifier)} {paid}: a policy cannot learn from it"
+            return f"{verifier_words(self.spec.verifier)} {paid}{self._forms_tried or ': a policy cannot learn from it'}"
         best = max(tried.reward or 0.0 for tried in (self.own, *self.others))
         if self.spec.pass_at is not None and best < self.spec.pass_at:
             earned = f"pass_at is {self.spec.pass_at:g}, and the best that was tried, a reference answer, earns {best:g}"
-            return f"{verifier_words(self.spec.verifier)}: {earned}: no answer would pass; lower pass_at"
+            return f"{verifier_words(self.spec.verifier)}: {earned}{self._forms_tried or ': no answer would pass; lower pass_at'}"
         return ""
+
+    @property
+    def _forms_tried(self) -> str:
+        """Name the forms in vain; empty if none was tried, or one earned more."""
+        if not self.forms or self.form_paid:
+            return ""
+        tried = ", ".join(map(_shortened, self.forms))
+        return (
+            f", nor does any of these earn more: {tried}. If the reward wants another form, try it with "
+            "`swarm task score --answer '...'`; else a policy cannot learn from it"
+        )
 
 
 def worth_trying(spec: TaskSpec) -> bool:
@@ -396,6 +418,9 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
     trial = Trial(spec, own, tried)
     if is_judged(spec.verifier):
         return trial  # each answer is judged by itself, and every further one costs a request
+    if not (trial.built_in or trial.unusable) and _is_unpaid(trial):
+        trial = await _in_forms(pool, rules, trial, ref, reference, others[:OTHERS])
+        own = trial.own
     if has_rewards(spec.verifier) and not trial.unusable:
         local_only, failure = await _in_a_group(pool, ref, [reference, *others[:OTHERS]])
         shapes = {_shape(task): task for task in reversed(known)}
@@ -409,6 +434,37 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         # What a trial says of a pass holds from the first evaluation on.
         rules.note(ref, rewards, [Mark.UNSAID] * len(rewards))
     return replace(trial, rewards=rewards)
+
+
+def _is_unpaid(trial: Trial) -> bool:
+    """Check whether no reference earns more than others, or none earns what passes."""
+    tried = (trial.own, *trial.others)
+    if trial.spec.pass_at is not None and max(each.reward or 0.0 for each in tried) < trial.spec.pass_at:
+        return True
+    return bool(trial.others) and not any(differ(trial.own.reward or 0.0, each.reward or 0.0) for each in trial.others)
+
+
+async def _in_forms(pool: ScorerPool, rules: PassRules, trial: Trial, ref: TaskRef, reference: str, others: Sequence[str]) -> Trial:
+    """Try references in usual endings of answers: many a reward pays a form too."""
+
+    async def scored(text: str) -> Tried:
+        tried = await _scored(pool, rules, ref, text)
+        return replace(tried, passed=rules.settled_pass(ref, tried.reward, tried.mark))
+
+    texts = [form.format(reference) for form in FORMS]
+    for form, text in zip(FORMS, texts, strict=True):
+        own = await scored(text)
+        if own.reward is None or (trial.own.reward is not None and own.reward <= trial.own.reward):
+            continue
+        found: list[Tried] = []
+        for other in others:
+            found.append(await scored(form.format(other)))
+            if differ(own.reward, found[-1].reward or 0.0):
+                break
+        given = replace(trial, own=own, others=found, forms=[text], form_paid=True)
+        if not _is_unpaid(given):
+            return given
+    return replace(trial, forms=[reference, *texts])
 
 
 async def _fault_in_play(pool: ScorerPool, spec: EnvironmentSpec, task: Task | None) -> str:
@@ -478,20 +534,31 @@ def _is_settled(found: Sequence[Tried], is_file: bool) -> bool:
 async def _in_a_group(pool: ScorerPool, ref: TaskRef, texts: Sequence[str]) -> tuple[bool, str]:
     """Check whether an answer earns otherwise alone than in a group; or say why the call with the
     group fails, if each alone has a reward. The first text comes twice, for rewards that look for
-    copies.
+    copies. `texts`: references. In a second group are others, for rewards that compare lengths.
     """
     from shared.tasks.sandbox.jobs import ScoringJob
 
-    group = [*texts, texts[0]]
-    jobs = [ScoringJob(ref=ref, texts=each, urgent=True) for each in (group, *([text] for text in group))]
-    together, *alone = await pool.run(jobs)
-    by_itself = [reward for each in alone for reward in each.rewards]
-    if None not in by_itself and {*together.marks} in ({Mark.RAISED}, {Mark.NOT_A_NUMBER}):
-        return False, together.detail
-    return any(
-        (one is None) != (other is None) or (one is not None and other is not None and differ(one, other))
-        for one, other in zip(together.rewards, by_itself, strict=False)
-    ), ""
+    async def scored(groups: Sequence[Sequence[str]]) -> list[JobResult]:
+        return await pool.run([ScoringJob(ref=ref, texts=[*group], urgent=True) for group in groups])
+
+    first = texts[0]
+    endings = (form.format(first) for form in FORMS)
+    further = dict.fromkeys(["", "no", f"{first} {first}", f"{first}{_LONG}", *endings])
+    every = list(dict.fromkeys([*texts, *further]))
+    alone = dict(zip(every, await scored([[text] for text in every]), strict=True))
+    # A text that fails alone would fail its whole group, which says nothing of the others.
+    mixed = [text for text in every if not FAILURES & {*alone[text].marks}]
+    for group in ([*texts, first], [*mixed, *mixed[:1]]):
+        (together,) = await scored([group])
+        by_itself = [reward for text in group for reward in alone[text].rewards]
+        if None not in by_itself and {*together.marks} in ({Mark.RAISED}, {Mark.NOT_A_NUMBER}):
+            return False, together.detail
+        if any(
+            (one is None) != (other is None) or (one is not None and other is not None and differ(one, other))
+            for one, other in zip(together.rewards, by_itself, strict=False)
+        ):
+            return True, ""
+    return False, ""
 
 
 async def _distinct_rewards(pool: ScorerPool, spec: TaskSpec, ref: TaskRef, references: Sequence[str]) -> list[float]:

@@ -95,6 +95,9 @@ def messages(completions, answer, prompts):
 def counts(completions):
     return [float(len(completions))] * len(completions)
 
+def longest(completions):
+    return [float(len(each) == max(map(len, completions))) for each in completions]
+
 class Judge:
     def __call__(self, completions, answer):
         return [float(completion == str(wanted)) for completion, wanted in zip(completions, answer)]
@@ -397,7 +400,9 @@ def test_the_rewards_in_the_documentation_work_as_they_are_printed(folder: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("use", "local"), [("forms.py:counts", True), ("forms.py:messages", False), ("trl.py:short", False)])
+@pytest.mark.parametrize(
+    ("use", "local"), [("forms.py:counts", True), ("forms.py:messages", False), ("trl.py:short", False), ("forms.py:longest", True)]
+)
 def test_a_reward_that_depends_on_the_other_answers_is_local_only(folder: Path, use: str, local: bool) -> None:
     spec = source(folder, (use, 1.0))
 
@@ -608,6 +613,24 @@ def test_config_check_tries_a_reward_file_and_warns_of_one_that_pays_everything(
     (folder / "node.toml").write_text(text)
     checked = CliRunner().invoke(app, ["config", "check", "--config", str(folder / "node.toml")])
     assert "wrong.py:defaults pays a task's reference 1" in checked.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pass_at", ["", "pass_at = 1\n"])
+def test_a_reward_that_wants_a_form_is_tried_in_the_usual_ones_before_it_is_doubted(folder: Path, pass_at: str) -> None:
+    (folder / "wants.py").write_text(
+        "def boxed(answer, reference):\n    return float('\\\\boxed{' + reference + '}' in answer)\n"
+        "def other(answer, reference):\n    return float(answer == 'ANSWER=' + reference)\n"
+    )
+    for name, works in (("boxed", True), ("other", False)):
+        entry = f'[[tasks]]\npath = "{folder}/q.jsonl"\nreward = "wants.py:{name}"\n{pass_at}'
+        (folder / "node.toml").write_text(f'model.path = "{MODEL}"\neval.tasks = 4\n{entry}')
+        checked = CliRunner().invoke(app, ["config", "check", "--config", str(folder / "node.toml")])
+        assert checked.exit_code == 0, checked.output
+        told = " ".join(checked.output.split())
+        assert (r"given as \boxed{1}, earns 1" in told) == works
+        assert ("swarm task score --answer" in told) == (not works)
+        assert "lower pass_at" not in told
 
 
 @pytest.mark.slow
