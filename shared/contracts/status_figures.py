@@ -5,6 +5,7 @@ has more figures, under other names (docs/metrics.md).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NewType
 
@@ -156,3 +157,12 @@ def late_after_s(usual_s: float | None) -> float | None:
     not known.
     """
     return None if usual_s is None else max(LATE_AT_LEAST_S, LATE_FACTOR * usual_s)
+
+
+def first_step_comes(trainer: str, generators: Iterable[ServiceStatus]) -> bool:
+    """Check by the trainer's state, and by those of the generators that are alive, whether the
+    first step is taken, the base policy evaluated or the first groups generated. On a slow machine
+    each may take long.
+    """
+    begun = {EVALUATING_BASE, GENERATING}.intersection(each.state for each in generators)
+    return trainer == "training" or (trainer == FIRST_GROUPS and bool(begun))

@@ -13,7 +13,6 @@ from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, Policy
 from shared.contracts.status_figures import (
     EVALUATING_BASE,
     FIRST_GROUPS,
-    GENERATING,
     LOADING_POLICY,
     STARTING,
     STATUS_INTERVAL_S,
@@ -21,6 +20,7 @@ from shared.contracts.status_figures import (
     FamilyFigure,
     FigureFamily,
     StatusFigure,
+    first_step_comes,
     is_alive,
     late_after_s,
 )
@@ -393,16 +393,6 @@ class NodeState:
                 return min(found, key=lambda each: each.for_s)
         return None
 
-    @property
-    def _first_step_is_on_its_way(self) -> bool:
-        """True if, by their states, the trainer takes the first step, or a generator evaluates the
-        base policy or generates the first groups. On a slow machine each may take longer than
-        `FIRST_WORK_S`.
-        """
-        trainers = {status.state for status in self.alive("trainer")}
-        generators = {status.state for status in self.alive("generator")}
-        return "training" in trainers or bool(trainers & {FIRST_GROUPS} and generators & {EVALUATING_BASE, GENERATING})
-
     def _begins(self, status: ServiceStatus) -> bool:
         since_s = self.at - status.started_at
         return since_s <= START_AGAIN_S or (status.state == STARTING and since_s <= FIRST_WORK_S)
@@ -410,10 +400,8 @@ class NodeState:
     def _stalled(self, status: ServiceStatus) -> Stall | None:
         worked_at = status.figures.get(StatusFigure.WORKED_AT)
         usual_s = status.figures.get(StatusFigure.WORK_EVERY_S)
-        if worked_at is None and status.role != "trainer":
+        if worked_at is None and (status.role != "trainer" or first_step_comes(status.state, self.alive("generator"))):
             return None  # a sampler without foreign groups or a verifier of a new node may have nothing to do yet
-        if worked_at is None and self._first_step_is_on_its_way:
-            return None
         since_s = self.at - (status.started_at if worked_at is None else worked_at)
         patience_s = late_after_s(usual_s) or FIRST_WORK_S
         return Stall(status.role, since_s, usual_s) if since_s > patience_s else None
