@@ -64,7 +64,7 @@ def risky_with_model(
             f"generator.max_new_tokens = {asked:,}: the model's context holds {context_tokens:,} with the question, so it "
             "cuts answers off, and an answer that never ends fills it; a few hundred are enough for most tasks"
         )
-    if not has_chat_template:
+    if not has_chat_template and not all("{" in source.question for source in config.tasks):
         sentences.append(
             f"model.path = {config.model.path}: its tokenizer has no chat template, so the model goes on with the question's text. "
             'For a base model, write how in [[tasks]], with your column in braces, also one of messages: question = "Question: '

@@ -443,10 +443,11 @@ def _no_longer(config: type[Config], location: Location) -> str:
 def meant_key(config: type[Config], location: Location) -> str:
     """A question to ask about the unknown key at `location`; empty if there is no good guess.
 
-    Example: for `("trainer", "learing_rate")` it is `did you mean learning_rate?`; for `("trainer",
-    "top_p")`, a key of another section, `did you mean generator.top_p?`; for `("generator",
-    "groups_size")`, close to what others say, `did you mean generator.completions?`; for `("tasks",
-    0, "temprature")`, close to one of another section, `did you mean generator.temperature?`.
+    Example: for `("trainer", "learing_rate")` it is `did you mean trainer.learning_rate?`; for
+    `("trainer", "top_p")`, a key of another section, `did you mean generator.top_p?`; for
+    `("generator", "groups_size")`, close to what others say, `did you mean
+    generator.completions?`; for `("tasks", 0, "temprature")`, close to one of another section,
+    `did you mean generator.temperature?`.
     """
     *path, key = location
     if usual := OTHER_NAMES.get(str(key)):
@@ -461,7 +462,9 @@ def meant_key(config: type[Config], location: Location) -> str:
         keys = list(_keys(config))
         near = closest(name, {found.rpartition(".")[2] for found in keys})
         return asked_for(sorted(found for found in keys if found.rpartition(".")[2] in near)[:3])
-    return asked_for(dict.fromkeys(OTHER_NAMES.get(each, each) for each in close))
+    # A key of a list's entry is called by its own name.
+    prefix = "" if any(isinstance(part, int) for part in path) else "".join(f"{part}." for part in path)
+    return asked_for(dict.fromkeys(OTHER_NAMES.get(each, f"{prefix}{each}") for each in close))
 
 
 def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -5,6 +5,7 @@ configuration alone.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,7 +167,9 @@ def check_named(model: str, revision: str) -> None:
             raise CommandError(f"{model} holds no config.json: give the folder that save_pretrained or `swarm model import` wrote")
         return
     if folder.exists():
-        raise CommandError(f"{model} is a file: give a model's folder; `swarm model import` makes one of a GGUF file")
+        raise CommandError(
+            f"{model} is a file: give a model's folder. `swarm model import {shlex.quote(model)} OUT` makes one of a GGUF file"
+        )
     if re.fullmatch(COMMIT, revision):
         return
     if not is_hub_name(model):

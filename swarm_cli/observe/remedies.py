@@ -149,7 +149,10 @@ def next_commands(run_dir: Path, node: str, where: str, *, complete: bool = Fals
     return [
         (f"swarm dashboard --run {run}", "curves and answers in a browser"),
         (f"swarm eval {shlex.quote(str(run_dir / node))} --answers 3", "what the policy answers"),
-        (f"swarm model export {run} {node} trained --best{where}", "the best policy as a Hugging Face folder"),
+        (
+            f"swarm model export {run} {node} trained --best{where}",
+            "the trained policy with the best evaluation, as a Hugging Face folder",
+        ),
         (f"swarm plot {run}{where}", "learning curves as a PNG"),
         (goes_on(run_dir, complete=complete), "continues training"),
     ]

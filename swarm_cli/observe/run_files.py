@@ -400,17 +400,21 @@ def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
     return counts
 
 
-FEWEST_GROUPS, MOSTLY = 16, 0.75
+FEWEST_GROUPS, MOSTLY, OFTEN_CUT_OFF = 16, 0.65, 0.25
 ALIKE_KINDS = ("of", "right", "wrong", "alike", "cut_off")
 
 
 def alike_words(alike: Mapping[str, float], node: str) -> str:
-    """Why most of the last groups taught nothing, and what to change; empty if they did. alike: by
-    `ALIKE_KINDS`, as in `FigureFamily.ALIKE`.
+    """Why most of the last groups taught nothing, or that most of their answers were cut off, and
+    what to change; empty if neither is so. alike: by `ALIKE_KINDS`, as in `FigureFamily.ALIKE`.
     """
     groups, flat = alike["of"], {kind: alike[kind] for kind in ("wrong", "right", "alike")}
-    if groups < FEWEST_GROUPS or sum(flat.values()) < MOSTLY * groups:
+    longer = "raise generator.max_new_tokens, or ask for shorter answers"
+    if groups < FEWEST_GROUPS:
         return ""
+    if sum(flat.values()) < MOSTLY * groups:
+        cut_off = alike["cut_off"]
+        return f"{cut_off:.0%} of the last {groups:,.0f} groups' answers were cut off: {longer}" if cut_off >= MOSTLY else ""
     names = {"wrong": "all wrong", "right": "all right", "alike": "of equal rewards"}
     told = ", ".join(f"{flat[kind]:,.0f} {names[kind]}" for kind in flat if flat[kind])
     remedies = {
@@ -419,9 +423,9 @@ def alike_words(alike: Mapping[str, float], node: str) -> str:
         "right": "train on harder questions",
         "alike": f"read some (`swarm rollouts {node}`): the reward gives them all the same",
     }
-    cut_off = f"; {alike['cut_off']:.0%} of the answers were cut off" if alike["cut_off"] >= MOSTLY / 3 else ""
-    longer = "raise generator.max_new_tokens, or ask for shorter answers" if alike["cut_off"] >= 0.5 and not flat["right"] else ""
-    remedy = longer or remedies[max(flat, key=flat.__getitem__)]
+    cut_off = f"; {alike['cut_off']:.0%} of the answers were cut off" if alike["cut_off"] >= OFTEN_CUT_OFF else ""
+    too_long = alike["cut_off"] >= 2 * OFTEN_CUT_OFF and not flat["right"]
+    remedy = longer if too_long else remedies[max(flat, key=flat.__getitem__)]
     return f"of the last {groups:,.0f} groups, {told}{cut_off}, which teaches nothing: {remedy}"
 
 

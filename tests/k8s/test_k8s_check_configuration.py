@@ -67,7 +67,7 @@ def test_nothing_stops_an_overlay_as_it_is(variant: str, told: Told) -> None:
 
 def unknown_key(objects: list[Object]) -> str:
     replace(objects, "learning_rate = 1e-6", "learing_rate = 1e-6")
-    return f"{FILE}: trainer.learing_rate: unknown key; did you mean learning_rate?"
+    return f"{FILE}: trainer.learing_rate: unknown key; did you mean trainer.learning_rate?"
 
 
 def wrong_value(objects: list[Object]) -> str:

@@ -160,7 +160,7 @@ def test_held_out_answers_that_are_too_few_for_want_of_a_reward_are_not_blamed_o
         ({"wrong": 3}, 0.9, "24 all wrong; 90% of the answers were cut off.*max_new_tokens"),
         ({"right": 4}, 0.0, "32 all right.*harder"),
         ({"alike": 2, "wrong": 1}, 0.1, "8 all wrong, 16 of equal rewards, .*the same"),
-        ({"wrong": 2}, 0.9, None),
+        ({"wrong": 2}, 0.1, None),
         ({}, 0.0, None),
     ],
 )
@@ -170,6 +170,13 @@ def test_why_the_reward_stays_flat_is_told_of_the_last_groups_with_what_to_chang
     lines = steps(20, groups_local=4, alike_of=alike, cut_off_share=cut_off)
     told = alike_words(alike_of_steps(lines), "alpha")
     assert told == "" if words is None else re.search(rf"of the last 32 groups, {words}", told), told
+
+
+def test_answers_that_are_mostly_cut_off_are_told_where_groups_differ_too() -> None:
+    lines = steps(20, groups_local=4, alike_of={"wrong": 2}, cut_off_share=0.97)
+    assert re.search(
+        "97% of the last 32 groups.* cut off: raise generator.max_new_tokens", alike_words(alike_of_steps(lines), "alpha")
+    )
 
 
 def test_a_few_groups_or_steps_of_an_earlier_version_are_not_judged() -> None:

@@ -97,14 +97,16 @@ def test_the_models_context_and_chat_template_are_held_against_the_settings() ->
     longer, plain = risky_with_model(configured(generator={"max_new_tokens": 4096}), 2048, False)
     assert "the model's context holds 2,048" in longer
     assert "no chat template" in plain
+    asked = configured(tasks=[{"path": "sums.jsonl", "question": "Question: {prompt}\nAnswer:"}])
+    assert risky_with_model(asked, 2048, False) == [], "what the warning asks for is there"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[trainer]\nlearing_rate = 1e-5", "trainer.learing_rate: unknown key; did you mean learning_rate?"),
+        ("[trainer]\nlearing_rate = 1e-5", "trainer.learing_rate: unknown key; did you mean trainer.learning_rate?"),
         ("[trainer]\ntop_p = 0.9", "did you mean generator.top_p?"),
-        ("[trainer.lora]\nrnak = 8", "trainer.lora.rnak: unknown key; did you mean rank?"),
+        ("[trainer.lora]\nrnak = 8", "trainer.lora.rnak: unknown key; did you mean trainer.lora.rank?"),
         ("[generator]\ngroup_size = 8", "generator.group_size: unknown key; did you mean generator.completions?"),
         ("[trainr]\nlearning_rate = 1e-5", "trainr: unknown key; did you mean trainer?"),
         ("[sampler]\nzzz = 1", "remove it or correct its spelling"),
@@ -134,7 +136,7 @@ def test_a_misspelt_name_of_other_trainers_leads_to_the_setting_of_that_meaning(
     for name, meant in (
         ("groups_size", "generator.completions"),
         ("num_generation", "generator.completions"),
-        ("groups_per_cal", "groups_per_call"),
+        ("groups_per_cal", "generator.groups_per_call"),
     ):
         assert meant_key(NodeConfig, ("generator", name)) == f"did you mean {meant}?"
 
