@@ -19,6 +19,7 @@ from shared.hub_models import HUB
 from shared.plain_files import read_named
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
 from shared.reward_files import BUILT_IN_REWARDS, Part, found_from, is_judged, reward_problems, verifier_words
+from shared.runtime.exits import EXIT_CONFIG
 from shared.text import error_text
 from swarm_cli.errors import CommandError
 from swarm_cli.task_probe import SMALLER, begin_deriving
@@ -47,16 +48,19 @@ def asked_sources(
     `[[tasks]]`. judge: its address and model.
 
     Raises:
-        CommandError: with a line for each mistake. A dataset's name and settings are tried only if
-            something else is wrong, as they are tried in the sandbox anyway.
+        CommandError: with a line for each mistake, and code 78 if the reward cannot be used. A
+            dataset's name and settings are tried only if something else is wrong, as they are tried
+            in the sandbox anyway.
     """
     with_files = any(map(is_file, names))
     problems = list(_wrong_words(verifier, columns if with_files else "", settings))
+    unusable: list[str] = []
     if reward:
         if verifier != DEFAULT_VERIFIER:
             problems.append("--reward and --verifier are both given: keep one")
         reward = found_from(reward, Path.cwd())
-        problems += reward_problems(reward) if Part(reward).file else [f"--reward {reward}: write FILE.py:FUNCTION"]
+        unusable = [*reward_problems(reward)] if Part(reward).file else [f"--reward {reward}: write FILE.py:FUNCTION"]
+        problems += unusable
     if not sandbox and not reward and verifier in VERIFIERS.built_in:
         problems.append("--no-sandbox is for a reward of your own: give it with --reward")
         sandbox = True
@@ -74,7 +78,8 @@ def asked_sources(
         except ValueError as error:
             problems += str(error).splitlines()
     if problems:
-        raise CommandError("\n".join(dict.fromkeys([*problems, *_underivable(sources, settings)])))
+        told = "\n".join(dict.fromkeys([*problems, *_underivable(sources, settings)]))
+        raise CommandError(told, EXIT_CONFIG if unusable else 1)
     return [source if source.source == "file" else TaskSpec(dataset=source.dataset, **scored) for source in sources]
 
 

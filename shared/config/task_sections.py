@@ -199,6 +199,8 @@ class TaskSpec(Section):
             values = {name: value for name, value in values.items() if name != "verifier"}
             most = values.get("max_turns", DEFAULT_MAX_TURNS)
             return {"verifier": EnvironmentSpec(values["environment"], max_turns=most).name, **values}
+        if values.get("rewards") == [] and not values.keys() & {"reward", "verifier"}:
+            raise ValueError("rewards = [] names no reward: write one, or omit it to score with a verifier")
         if name := _rewards_of(values):
             return {"verifier": name, **values}
         return {"verifier": "exact", **values} if values.get("source") == "file" else values

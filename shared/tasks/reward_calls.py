@@ -41,6 +41,7 @@ from shared.reward_files import (
     modules_of,
     parts_of,
     read_signature,
+    statement_of,
 )
 from shared.rewards import SANDBOXED, Mark
 from shared.tasks.answers import without_thought
@@ -148,7 +149,10 @@ class Rewards:
             rewards.append(reward)
             marks.append(mark)
         parts = dict(zip(self._names, (each.rewards for each in found), strict=True))
-        return Scored(rewards, marks, next((each.problem for each in found if each.problem), ""), parts)
+        problem = next(
+            (f"fails, as {name} {each.problem}" for name, each in zip(self._names, found, strict=True) if each.problem), ""
+        )
+        return Scored(rewards, marks, problem, parts)
 
 
 def _sum(values: Sequence[tuple[float, float | None, Mark]]) -> tuple[float | None, Mark]:
@@ -172,11 +176,17 @@ class RewardFunction:
         if part.function not in namespace:
             raise TaskError("task_verifier", f"{part.file}: it has no function {part.function}")
         self._call = namespace[part.function]
+        if isinstance(self._call, type):
+            told = f"{part.function} is a class: name a function, or an object that is made of it and can be called"
+            raise TaskError("task_verifier", f"{part.file}: {told}")
         if not callable(self._call):
             raise TaskError("task_verifier", f"{part.file}: {part.function} is a {type(self._call).__name__} and no function")
         self.signature = _signature(self._call, part)
         if problem := self.signature.problem():
+            if not self.signature.form and getattr(statement_of(part), "decorator_list", None):
+                problem = f"its decorator hides its parameters: put @functools.wraps(function) there ({problem})"
             raise TaskError("task_verifier", f"{part.file}: {part.function}: {problem}")
+        self._positional = _positional_only(self._call)
         self._requests = namespace.get(REQUESTS)
         if self.signature.form == "judge" and not (callable(self._requests) and read_signature(part)):
             raise TaskError("task_verifier", f"{part.file}: write requests(task, answer) and {part.function}, with no decorator")
@@ -272,8 +282,10 @@ class RewardFunction:
         except BaseException as error:
             return Scored([None] * count, [Mark.RAISED] * count, raised_words(error))
         if values is None or len(values) != count:
-            what = f"{type(returned).__name__} ({str(returned)[:40]})" if values is None else f"{len(values)} rewards"
-            told = f"returned {what} for {count} completions, where a list with a reward for each is needed"
+            what = f"{type(returned).__name__} ({str(returned)[:40]})" if values is None else _counted(len(values), "reward")
+            statement = statement_of(self._part)
+            line = f" ({Path(self._part.file).name} line {statement.lineno})" if statement is not None else ""
+            told = f"returned {what} for {_counted(count, 'completion')}{line} instead of a list with one for each"
             return Scored([None] * count, [Mark.NOT_A_NUMBER] * count, told)
         read = [read_reward(value) for value in values]
         problem = next((problem for _, _, problem in read if problem), "")
@@ -323,7 +335,8 @@ class RewardFunction:
         return arguments
 
     def _returned(self, arguments: dict[str, Any]) -> Any:
-        returned = self._call(**arguments)
+        first = [arguments.pop(name) for name in self._positional if name in arguments]
+        returned = self._call(*first, **arguments)
         return _loop().run_until_complete(_awaited(returned)) if inspect.isawaitable(returned) else returned
 
 
@@ -370,6 +383,13 @@ def _signature(function: Callable[..., Any], part: Part) -> Signature:
     return Signature(tuple(each.name for each in plain), required, more, more)
 
 
+def _positional_only(function: Callable[..., Any]) -> list[str]:
+    try:
+        return [each.name for each in inspect.signature(function).parameters.values() if each.kind is each.POSITIONAL_ONLY]
+    except (TypeError, ValueError):
+        return []
+
+
 def read_reward(raw: Any) -> tuple[float | None, Mark, str]:
     """Read what a reward returned for one answer: a number, None, or with it whether it passes."""
     if raw is None:
@@ -411,6 +431,10 @@ def _listed(returned: Any) -> list[Any] | None:
     if hasattr(returned, "tolist"):
         returned = returned.tolist()
     return list(returned) if isinstance(returned, list | tuple) else None
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _note_nothing(*_: Any, **__: Any) -> None:
@@ -456,7 +480,15 @@ def _failure_words(error: BaseException) -> str:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
     refused = not _outside and any(isinstance(each, OSError) or _REFUSED.search(failure(each)) for each in causes)
-    return f"{failure(error)}{line}" + (f" in the sandbox ({SANDBOXED})" if refused else "")
+    return f"{failure(error)}{line}" + (f" in the sandbox ({_other_way(causes)}{SANDBOXED})" if refused else "")
+
+
+def _other_way(causes: Sequence[BaseException]) -> str:
+    """How code that starts threads or an event loop of its own can be written for the sandbox."""
+    files = {frame.f_code.co_filename for each in causes for frame, _ in walk_tb(each.__traceback__)}
+    if any(file.endswith(("/asyncio/runners.py", "/asyncio/events.py")) for file in files):
+        return "write it as `async def` and await there; "
+    return "write it without threads; " if any(file.endswith("/threading.py") for file in files) else ""
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -82,6 +82,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def number_only(solution_str, ground_truth):
     return float(solution_str == str(ground_truth))
 
+def by_place(answer, reference, /):
+    return float(answer == reference)
 def plain(answer, reference):
     return 0.5 if reference in answer else 0.0
 
@@ -105,7 +107,7 @@ class Judge:
 made = Judge()
 """
 WRONG = """
-import time, socket, os
+import asyncio, concurrent.futures, time, socket, os
 
 def raises(completions):
     raise ValueError("no such judge")
@@ -152,6 +154,18 @@ def one(answer, reference):
 
 def other(completion, gold):
     return 1.0
+
+def runs(completions):
+    return asyncio.run(slow(completions))
+async def slow(completions): return [1.0] * len(completions)
+def threads(completions):
+    return [*concurrent.futures.ThreadPoolExecutor().map(len, completions)]
+hidden = lambda function: lambda *given, **named: function(*given, **named)
+@hidden
+def decorated(completions, answer):
+    return [1.0] * len(completions)
+class Reward:
+    __call__ = one
 
 def ids(completions, completion_ids):
     return [1.0] * len(completions)
@@ -287,6 +301,7 @@ def test_each_form_of_a_reward_is_called_in_its_own_way(folder: Path) -> None:
     paid = {
         "compute_score": [2.0, -1.0],
         "number_only": [0.0, 0.0],
+        "by_place": [0.0, 0.0],
         "plain": [0.5, 0.0],
         "messages": [0.0, 0.0],
         "counts": [2.0, 2.0],
@@ -301,6 +316,7 @@ def test_each_form_of_a_reward_is_called_in_its_own_way(folder: Path) -> None:
     assert one_group(source(folder, ("forms.py:made", 1.0)), ["4", "5"]).rewards == [1.0, 0.0]
     mixed = one_group(source(folder, ("exact", 2.0), ("forms.py:plain", -1.0)), ["<answer>4</answer>", "4 or 5"])
     assert mixed.rewards == [1.5, -0.5]
+    assert "wrong.py:few returned" in one_group(source(folder, ("exact", 2.0), ("wrong.py:few", 1.0)), ["4"]).detail
 
 
 CONTENT = """
@@ -518,12 +534,16 @@ MISTAKES = {
     "import.py:one": "No module named 'no_such_package'",
     "wrong.py:always": "no function",
     "wrong.py:needs": "did you mean answer?",
-    "wrong.py:first_only": "returned 1 rewards for 6 completions",
-    "wrong.py:few": "returned 0 rewards for 1 completions",
+    "wrong.py:first_only": "returned 1 reward for 6 completions (wrong.py line ",
+    "wrong.py:few": "returned 0 rewards for 1 completion (wrong.py line ",
     "wrong.py:raises": "no such judge (wrong.py line ",
     "wrong.py:misses_module": "install the module in the environment that runs the node",
     "wrong.py:network": "sandbox = false",
     "wrong.py:writes": "sandbox = false",
+    "wrong.py:runs": "`async def`",
+    "wrong.py:threads": "without threads",
+    "wrong.py:decorated": "functools.wraps",
+    "wrong.py:Reward": "is a class",
     "gpu.py:one": "sandbox = false",
 }
 
@@ -543,10 +563,12 @@ def test_config_check_and_task_score_say_what_is_wrong_with_a_reward_file(
     assert checked.exception.exit_code == EXIT_CONFIG
     told = str(checked.exception)
     assert said in told and told.count("in the sandbox") <= 1
-    assert ("sandbox = false" in told) == (said == "sandbox = false"), "its remedy is for what the sandbox refuses"
+    assert ("sandbox = false" in told) == (said in ("sandbox = false", "`async def`", "without threads")), (
+        "its remedy is for what the sandbox refuses"
+    )
     asked = CliRunner().invoke(app, ["task", "score", "q.jsonl", "--reward", reward, "--answer", "4"])
     assert isinstance(asked.exception, CommandError)
-    assert asked.exception.exit_code == EXIT_CONFIG or not asked.output, "what was tried ends as config check does"
+    assert asked.exception.exit_code == EXIT_CONFIG
     assert said in f"{asked.exception} {asked.output}"
 
 
@@ -663,6 +685,7 @@ def test_a_reward_is_found_beside_the_configuration_and_excludes_a_verifier(
         ('reward = "r.py:a"\nverifier = "math"', "keep one"),
         ('reward = "r.py:a"\nrewards = [{use = "r.py:a"}]', "keep one"),
         ('rewards = [{use = "r.py:a", wight = 2}]', "weight"),
+        ("rewards = []", "names no reward"),
     ):
         node.write_text(f'[[tasks]]\npath = "q.jsonl"\n{keys}\n')
         with pytest.raises(ConfigError, match=said):
