@@ -413,8 +413,8 @@ def alike_words(alike: Mapping[str, float], node: str) -> str:
     if groups < FEWEST_GROUPS:
         return ""
     if sum(flat.values()) < MOSTLY * groups:
-        cut_off = alike["cut_off"]
-        return f"{cut_off:.0%} of the last {groups:,.0f} groups' answers were cut off: {longer}" if cut_off >= MOSTLY else ""
+        part = alike["cut_off"]
+        return f"{part:.0%} of the last {groups:,.0f} groups' answers were cut off: {longer}" if part >= MOSTLY else ""
     names = {"wrong": "all wrong", "right": "all right", "alike": "of equal rewards"}
     told = ", ".join(f"{flat[kind]:,.0f} {names[kind]}" for kind in flat if flat[kind])
     remedies = {
