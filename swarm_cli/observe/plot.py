@@ -14,7 +14,6 @@ import typer
 
 from shared.atomic_files import draft_in, keep_draft
 from shared.run_records import EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE, reward_changes
-from shared.tasks.evaluation import Z_95, rate_interval
 from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
@@ -177,6 +176,8 @@ def _draw_held_out(axis: Axes, by_node: Mapping[Path, Comparison], looks: dict[P
     like learning. Bars are 95 % intervals, from each evaluation's number of tasks, as on the page.
     Results that cannot be compared with a node's newest are not drawn, and the legend says so.
     """
+    from shared.tasks.evaluation import rate_interval  # tasks are not loaded where a run is only named
+
     by_reward = any(each.newest.pass_rate is None for each in by_node.values() if each.newest is not None)
     axis.set_title(f"Held-out {'mean reward, no pass defined' if by_reward else 'pass rate'} (tasks never trained on)", fontsize=11)
     axis.set_xlabel("policy version")
@@ -333,6 +334,8 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float]:
 
 def _set_bars(results: Sequence[SetResult]) -> list[list[float]]:
     """How far the 95 % interval of each result extends below and above it."""
+    from shared.tasks.evaluation import Z_95, rate_interval
+
     spans = []
     for each in results:
         score = each.score or 0.0
