@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import filecmp
 import os
 import resource
 import secrets
 import shutil
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -255,15 +255,13 @@ async def test_readers_fetch_while_the_trainer_publishes_and_prunes(tmp_path: Pa
         assert fetched > 12
 
 
-async def test_64_mib_travel_through_jetstream_in_well_under_a_second_to_read(tmp_path: Path, nats_url: str) -> None:
+async def test_64_mib_travel_through_jetstream(tmp_path: Path, nats_url: str) -> None:
+    """How fast is the benchmark `policy-60mb`'s question."""
     async with a_store("nats", tmp_path, nats_url) as (store, _, _):
-        stored = await store.publish(weights(tmp_path, 1, 64 * 2**20), 1)
-        times = []
-        for attempt in range(3):
-            started = time.perf_counter()
-            await store.fetch(pointer(stored, 1), tmp_path / f"cache-{attempt}")
-            times.append(time.perf_counter() - started)
-        assert min(times) < 1.0, times
+        written = weights(tmp_path, 1, 64 * 2**20)
+        stored = await store.publish(written, 1)
+        fetched = await store.fetch(pointer(stored, 1), tmp_path / "cache")
+        assert filecmp.cmp(written, fetched, shallow=False)
         await store.prune(())
 
 

@@ -195,7 +195,7 @@ def test_a_run_with_steps_whose_rewards_are_all_unknown_ends_with_its_cause_and_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "cause"),
-    [("return [1.0]", "returned 1 rewards for 6 completions"), ("import no_such_package", "No module named 'no_such_package'")],
+    [("return [1.0]", "returned 1 reward for 6 completions"), ("import no_such_package", "No module named 'no_such_package'")],
 )
 async def test_a_verifier_does_not_start_with_a_reward_file_that_fails_at_every_group(
     nats_server: MakeServer, tmp_path: Path, body: str, cause: str
