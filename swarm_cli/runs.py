@@ -246,8 +246,8 @@ SERVER_LOG = "nats.log"
 
 
 def runs_of_this_user() -> list[Path]:
-    """Folders of the runs that are running on this machine, sorted; empty where the kernel does
-    not list open files as Linux does.
+    """Folders of the runs that are running on this machine and whose servers this process can
+    reach, sorted; empty where the kernel does not list open files as Linux does.
     """
     locks = {lock for process in _own_processes() for lock in _open_locks(process)}
     return sorted(lock.parent for lock in locks if holder(lock.parent) is not None)
@@ -263,10 +263,13 @@ def run_on_server(var_dir: Path, node_url: str) -> Path | None:
 
 
 def _own_processes() -> Iterator[Path]:
-    for process in _PROCESSES.glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            if process.stat().st_uid == os.geteuid():
-                yield process
+    """This user's processes in this network: in another one 127.0.0.1 is another machine."""
+    with suppress(OSError):
+        network = Path("/proc/self/ns/net").stat()
+        for process in _PROCESSES.glob("[0-9]*"):
+            with suppress(OSError):  # it has ended, or may not be looked at
+                if process.stat().st_uid == os.geteuid() and os.path.samestat((process / "ns/net").stat(), network):
+                    yield process
 
 
 def _open_locks(process: Path) -> Iterator[Path]:

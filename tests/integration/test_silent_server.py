@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.observe.progress import ProgressView
-from swarm_cli.runs import LOCK, RunNote, StartOptions, write_end, write_note
+from swarm_cli.runs import LOCK, RunNote, StartOptions, runs_of_this_user, write_end, write_note
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import default_target
 from tests import forked
@@ -119,3 +121,26 @@ def test_nothing_is_said_of_a_server_that_answers_that_is_not_this_machine_s_or_
     os.utime(lock, (time.time() - 3600,) * 2)
     os.kill(hanging.server.pid, signal.SIGCONT)
     assert silent_server(var_dir, hanging.server.url) == ""
+
+
+HOLDS = """
+import pathlib, sys
+from swarm_cli.local.control import holding_run
+with holding_run(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("network", "is_found"), [([], True), (["unshare", "--user", "--map-root-user", "--net"], False)])
+def test_a_run_in_another_network_is_none_of_this_machines(tmp_path: Path, network: list[str], is_found: bool) -> None:
+    """Its 127.0.0.1 is not ours: a command here would speak of the wrong server."""
+    if subprocess.run([*network, "true"], capture_output=True, timeout=60).returncode:
+        pytest.skip("no network namespaces may be made here")
+    folder = tmp_path / "runs" / "other"
+    command = [*network, sys.executable, "-c", HOLDS, str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin and process.stdout and process.stdout.readline() == b"held\n"
+        assert (folder in runs_of_this_user()) is is_found
+        process.stdin.close()
+        assert process.wait(60) == 0
