@@ -21,7 +21,7 @@ from services.verifier.sender_watch import SenderWatch
 from services.verifier.sharing import Audience, LocalModel, Outbox, Reports
 from services.verifier.swarm_reader import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
-from shared.cancelling import run_until_stopped
+from shared.cancelling import run_until_stopped, unless_stopped
 from shared.config.task_sections import rewards_id
 from shared.config.verifier_config import VerifierConfig
 from shared.contracts import subjects
@@ -95,7 +95,7 @@ class VerifierService:
         if config.nats.swarm_url is not None:
             context.planes.watch("swarm", lambda: link.held)
         try:
-            await link.begin()
+            await unless_stopped(context.stopping, link.begin())
             await pool.start()
             self._say_protections(pool, figures, log)
             own = LocalModel()

@@ -24,7 +24,7 @@ from shared.contracts.streams import MissingStreams, prepare_swarm_streams
 from shared.contracts.wire import MessageError
 from shared.runtime import FatalError
 from shared.runtime.logs import Log
-from shared.runtime.planes import connect_swarm_plane
+from shared.runtime.planes import REFUSED_S, connect_swarm_plane
 from shared.transport.base import AccessDenied, Conflict, Ends, NotConnected, StoredMessage, Transport, TransportError
 
 RETRY_S = 2.0
@@ -62,12 +62,13 @@ class SwarmLink:
         """Connect, unless the node is alone. A server that is away is left to `run`.
 
         Raises:
-            FatalError: it refuses this node's key, or lacks streams that this node may not create.
+            FatalError: it refuses this node's key for `REFUSED_S`, or lacks streams that this node
+                may not create.
         """
         if self._config.nats.swarm_url is None:
             return
         try:
-            await self._connect(min(CONNECT_TIMEOUT_S, self._config.nats.connect_timeout_s))
+            await self._connect(min(CONNECT_TIMEOUT_S, self._config.nats.connect_timeout_s), REFUSED_S)
         except (AccessDenied, MissingStreams) as error:
             raise FatalError(f'{error}; or set nats.swarm_url = "none" to train alone') from None
         except TransportError as error:  # away, full, or it answers what nobody can read: no reason to stop
@@ -92,11 +93,11 @@ class SwarmLink:
         if self._transport is not None:
             await self._transport.close()
 
-    async def _connect(self, timeout_s: float) -> None:
+    async def _connect(self, timeout_s: float, refused_s: float = 0.0) -> None:
         """Connect if nothing is connected yet, then prepare the streams. Raises TransportError."""
         nats = self._config.nats
         if self._transport is None:
-            self._transport = await connect_swarm_plane(self._config, "verifier", timeout_s=timeout_s)
+            self._transport = await connect_swarm_plane(self._config, "verifier", timeout_s=timeout_s, refused_s=refused_s)
         await prepare_swarm_streams(
             self._transport, create=nats.create_streams, replicas=nats.replicas, window_bytes=nats.window_bytes
         )

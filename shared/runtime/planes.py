@@ -6,15 +6,22 @@ from shared.config.node_sections import ProcessConfig
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 
+REFUSED_S = 60.0
+"""For how long a service that starts tries a key that the server refuses: a newcomer's line may be
+on its way, and a server may have lost its accounts and get them back.
+"""
+
 
 def for_process(template: str, node: str, role: str) -> str:
     """`template` with this process's node and role in place of {node} and {role}."""
     return template.replace("{node}", node).replace("{role}", role)
 
 
-async def connect_node_plane(config: ProcessConfig, role: str, *, timeout_s: float | None = None, url: str = "") -> Transport:
+async def connect_node_plane(
+    config: ProcessConfig, role: str, *, timeout_s: float | None = None, url: str = "", refused_s: float = 0.0
+) -> Transport:
     """The node plane, as the user of `role` (`operator` for a person's commands). Raises what
-    `connect` raises.
+    `connect` raises, which explains `refused_s`.
     """
     nats, node = config.nats, config.node.id
     return await connect(
@@ -24,12 +31,15 @@ async def connect_node_plane(config: ProcessConfig, role: str, *, timeout_s: flo
         key_file=for_process(nats.node_key_file, node, role) or None,
         ca_file=nats.node_ca_file or None,
         inbox_prefix=for_process(nats.inbox_prefix, node, role),
+        refused_s=refused_s,
     )
 
 
-async def connect_swarm_plane(config: ProcessConfig, role: str, *, timeout_s: float, url: str = "") -> Transport:
-    """The swarm plane, as this node's user. Raises what `connect` raises, and ValueError for a node
-    without a swarm.
+async def connect_swarm_plane(
+    config: ProcessConfig, role: str, *, timeout_s: float, url: str = "", refused_s: float = 0.0
+) -> Transport:
+    """The swarm plane, as this node's user. Raises what `connect` raises, which explains
+    `refused_s`, and ValueError for a node without a swarm.
     """
     nats, node = config.nats, config.node.id
     chosen = url or nats.swarm_url
@@ -46,4 +56,5 @@ async def connect_swarm_plane(config: ProcessConfig, role: str, *, timeout_s: fl
         domain=nats.swarm_domain,
         may_ask=not key_file,
         hub=chosen != nats.node_url,
+        refused_s=refused_s,
     )

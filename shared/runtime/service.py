@@ -39,7 +39,7 @@ from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.naming import leased, lock_folder, status_replica, take_lease
-from shared.runtime.planes import connect_node_plane
+from shared.runtime.planes import REFUSED_S, connect_node_plane
 from shared.runtime.status import ClockSkew, StatusBoard
 from shared.runtime.streams import KnownStreams, StreamsReplaced, refuse_empty_store
 from shared.runtime.writes import SyncMetrics, Writes
@@ -260,7 +260,7 @@ async def _open_node_plane(
     the name is known to be this run's.
     """
     nats, node, role = config.nats, config.node, status.role
-    transport = await connect_node_plane(config, role)
+    transport = await connect_node_plane(config, role, refused_s=REFUSED_S)
     try:
         await check_name(transport, node.id, node.run, nats.node_url)
         await refuse_empty_store(transport, node.run_dir, nats.node_url)

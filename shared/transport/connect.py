@@ -16,6 +16,7 @@ async def connect(
     domain: str = "",
     may_ask: bool = True,
     hub: bool = False,
+    refused_s: float = 0.0,
 ) -> Transport:
     """Connect to one plane.
 
@@ -33,6 +34,7 @@ async def connect(
             `counts` fail at once, and what a stream accepts is not asked before publishing.
         hub: Whether the server is a swarm's hub, which nobody here can start: errors then name
             another remedy.
+        refused_s: For how long a key that the server refuses is tried again.
 
     Raises:
         NotConnected: no answer in time.
@@ -55,5 +57,5 @@ async def connect(
             hub=hub,
         )
     )
-    await connection.open(timeout_s)
+    await connection.open(timeout_s, refused_s)
     return NatsTransport(connection)

@@ -18,6 +18,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
+from services.verifier import swarm_reader
 from services.verifier.figures import Figures
 from services.verifier.swarm_reader import SwarmLink
 from shared.contracts import subjects
@@ -87,13 +88,18 @@ async def test_a_verifier_whose_hub_is_slow_to_start_trains_alone_and_shares_whe
         server.stop()
 
 
-async def test_a_hub_that_refuses_the_key_at_the_start_ends_the_verifier(hub: SecuredServer, tmp_path: Path) -> None:
+async def test_a_hub_that_goes_on_refusing_the_key_at_the_start_ends_the_verifier(
+    hub: SecuredServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm_reader, "REFUSED_S", 3.0)
     stranger = tmp_path / "stranger.nk"
     stranger.write_text(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER).decode())
     config = hub.config("alpha", tmp_path, nats={"swarm_key_file": str(stranger)})
     link = SwarmLink(config, Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0")), log)
+    began = time.monotonic()
     with pytest.raises(FatalError, match=f"refuses the key in {stranger}"):
         await link.begin()
+    assert time.monotonic() - began >= 3.0
     assert link.held is None
     await link.close()
 

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import logging
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,40 @@ async def test_a_key_that_is_replaced_under_a_running_service_is_named_once_with
     told = [line for line in lines if line["event"] == "key_refused"]
     assert len(told) == 1 and told[0]["key_file"] == str(key) and "restart this service with the new key" in told[0]["remedy"]
     assert not [line for line in lines if "eof_received" in line["event"]]
+
+
+async def test_a_service_that_starts_before_its_key_is_listed_says_so_waits_and_begins_when_it_is(tmp_path: Path):
+    server = SecuredServer(tmp_path, ["alpha"])
+    whole = server._text
+    server._text = whole.replace(SigningKey((server.keys / "alpha/sampler.nk").read_bytes().strip()).public_key, stranger())
+    server.configure()
+    server.start()
+    log_file = tmp_path / "sampler.log"
+    settings = {
+        "SWARM_NODE__ID": "alpha",
+        "SWARM_NODE__VAR_DIR": str(tmp_path),
+        "SWARM_HTTP__BASE_PORT": "0",
+        "SWARM_LOG__FORMAT": "json",
+        "SWARM_NATS__NODE_URL": server.url,
+        "SWARM_NATS__NODE_CA_FILE": str(server.ca_file),
+        "SWARM_NATS__NODE_KEY_FILE": str(server.keys / "alpha" / "{role}.nk"),
+        "SWARM_NATS__CREATE_STREAMS": "false",
+        "SWARM_TASKS": '[{"dataset": "gcd"}]',
+    }
+    await asyncio.to_thread(server.init, "node", server.config("alpha", tmp_path))
+    with log_file.open("wb") as said:
+        command = (sys.executable, "-m", "services.sampler")
+        sampler = await asyncio.create_subprocess_exec(*command, stdout=said, stderr=said, env=os.environ | settings)
+    try:
+        await until(lambda: "key_refused_at_start" in log_file.read_text())
+        assert "sampler.nk" in log_file.read_text() and "swarm nats config" in log_file.read_text()
+        server._text = whole
+        server.configure()
+        server.reload()
+        await until(lambda: '"started"' in log_file.read_text(), 60)
+    finally:
+        if sampler.returncode is None:
+            sampler.terminate()
+        code = await asyncio.wait_for(sampler.wait(), 60)
+        server.stop()
+    assert code == 0 and log_file.read_text().count("key_refused_at_start") == 1

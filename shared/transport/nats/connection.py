@@ -180,6 +180,8 @@ PING_INTERVAL_S = 20
 CONNECT_TIMEOUT_S = 2
 """Limit of each step of connecting to one server: address, greeting, TLS handshake, answer."""
 _ATTEMPT_S = 1.0
+_REFUSED_WAIT_S = 1.0
+"""Between two attempts with a key that was refused."""
 _HEADERS_BYTES = 16 * 1024
 """Room kept below the server's `max_payload` for headers."""
 _SLOW_LINE_BYTES_PER_S = 1_000_000
@@ -220,8 +222,30 @@ class Connection:
         """Largest payload of one message, with room left for its headers."""
         return self.max_payload_bytes - _HEADERS_BYTES
 
-    async def open(self, timeout_s: float) -> None:
-        """Connect. Raises NotConnected after `timeout_s`, AccessDenied if every server refuses."""
+    async def open(self, timeout_s: float, refused_s: float = 0.0) -> None:
+        """Connect. A key that every server refuses is tried again for `refused_s`: its line may
+        still be on the way, or the server's accounts may have been lost and come back.
+
+        Raises:
+            NotConnected: no server answered within `timeout_s`.
+            AccessDenied: every server refuses, and what it refuses is not the key, or it still did
+                after `refused_s`.
+        """
+        until, told = Deadline(refused_s), False
+        while True:
+            try:
+                return await self._open(timeout_s)
+            except AccessDenied as error:
+                if not (refused_s and error.key_refused and self.options.key_file):
+                    raise
+                if until.passed:
+                    raise AccessDenied(f"{error} (tried for {refused_s:g} s)", key_refused=True) from None
+                if not told:
+                    log.warning("key_refused_at_start", reason=str(error), retried_for_s=refused_s)
+                told = True
+            await asyncio.sleep(min(_REFUSED_WAIT_S, until.left_s))
+
+    async def _open(self, timeout_s: float) -> None:
         if any(url.startswith(("ws://", "wss://")) for url in self.options.servers):
             # Over a websocket nats-py accepts frames of any size, before its parser can check them.
             raise AccessDenied(f"{self.options.url}: websockets are not supported: use a nats:// or tls:// address")
