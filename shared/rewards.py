@@ -83,9 +83,11 @@ def known_parts(parts: Mapping[str, Sequence[float | None]], rewards: Sequence[f
     }
 
 
-def mean_parts(parts: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
-    """The mean value of each reward, of the answers to which it applies."""
-    known = {name: [value for value in values if value is not None] for name, values in parts.items()}
+def mean_parts(*groups: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    """The mean value of each reward over groups' answers, of those to which it applies."""
+    known: dict[str, list[float]] = {}
+    for name, values in (each for parts in groups for each in parts.items()):
+        known.setdefault(name, []).extend(value for value in values if value is not None)
     return {name: round(sum(values) / len(values), 4) for name, values in known.items() if values}
 
 

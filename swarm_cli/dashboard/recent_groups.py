@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from shared.contracts.codec import decode
 from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
+from shared.rewards import mean_parts
 from shared.text import cut_text, visible
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
 from swarm_cli.file_names import UNNAMED, FileNames
@@ -62,7 +64,8 @@ class GroupSummary:
 @dataclass(frozen=True, slots=True)
 class StepPoint:
     """One step's mean rewards; None if it has no such groups. scorer: by which rewards; None: by
-    two, or not told.
+    two, or not told. tokens, cut_off: mean length of local answers, and the share that ended at the
+    length limit. parts: of several rewards, the mean of each over local answers.
     """
 
     step: int
@@ -70,6 +73,9 @@ class StepPoint:
     local: float | None
     foreign: float | None
     scorer: str | None = None
+    tokens: float | None = None
+    cut_off: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class RecentGroups:
@@ -111,12 +117,23 @@ class RecentGroups:
 
 
 def _point(batch: Batch) -> StepPoint:
+    """The step of a batch; its answers are counted as the trainer's record counts them."""
     by_origin: dict[str, list[float]] = {"local": [], "external": []}
     for item in batch.items:
         if not item.replayed:
             by_origin[item.scored.origin] += item.scored.rewards
     local, foreign = (sum(rewards) / len(rewards) if rewards else None for rewards in by_origin.values())
-    return StepPoint(batch.number, batch.created_at, local, foreign)
+    point = StepPoint(batch.number, batch.created_at, local, foreign)
+    own = [item.scored for item in batch.items if item.scored.origin == "local" and not item.replayed and item.scored.rewards]
+    answers = [answer for scored in own for answer in scored.group.completions]
+    if not answers:
+        return point
+    return replace(
+        point,
+        tokens=fmean(answer.token_count for answer in answers),
+        cut_off=fmean(answer.finish_reason == "length" for answer in answers),
+        parts=mean_parts(*(scored.parts for scored in own)),
+    )
 
 
 def summary(taker: str, batch: Batch, place: int, item: BatchItem) -> GroupSummary:

@@ -11,12 +11,14 @@ import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from shared.config import NodeConfig
+from shared.contracts.limits import MAX_REWARD_PARTS
 from shared.contracts.wire import is_node_name
 from shared.plain_files import open_plain, whole_lines
 from shared.run_records import METRICS_FILE, SAMPLES_FILE, reward_changes
@@ -86,6 +88,9 @@ class _Step(msgspec.Struct, frozen=True):
     scorer: str | None = None
     reward_local: float | None = None
     reward_external: float | None = None
+    answer_tokens: float | None = None
+    cut_off_share: float | None = None
+    reward_parts: dict[str, float] = {}
     trained_of: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**31)]]] | None = None
 
 
@@ -141,7 +146,9 @@ class NodeTally:
         if step.step <= self.newest:
             return
         self.newest = step.step
-        self.rewards.append(StepPoint(step.step, step.time, step.reward_local, step.reward_external, step.scorer))
+        length = step.answer_tokens, step.cut_off_share
+        parts = dict(islice(step.reward_parts.items(), MAX_REWARD_PARTS))
+        self.rewards.append(StepPoint(step.step, step.time, step.reward_local, step.reward_external, step.scorer, *length, parts))
         if step.trained_of is None:
             self.counts, self.since = {}, None
             return
@@ -280,6 +287,25 @@ def steps_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint], fi
         ]
         for point, changes in zip(points, reward_changes([point.scorer for point in points]), strict=True)
     ]
+
+
+def lengths_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint]) -> dict[str, Any]:
+    """Lengths of local answers and each of several rewards by step. What the records lack of a step
+    is taken from its batch, if it was read. Pure. `lengths`: a step's number, mean tokens, and the
+    share cut off. `parts`: of each reward, steps and means since the rewards were last changed.
+    """
+    made = {point.step: point for point in batches}
+    points = recorded or batches
+    changes = reward_changes([point.scorer for point in points])
+    lengths: list[list[Any]] = []
+    parts: dict[str, list[list[Any]]] = {}
+    for point, before in zip(points, changes, strict=True):
+        read = point if point.tokens is not None else made.get(point.step, point)
+        if read.tokens is not None and read.cut_off is not None:
+            lengths.append([point.step, as_shown(read.tokens), as_shown(read.cut_off)])
+        for name, value in read.parts.items() if before == changes[-1] else ():
+            parts.setdefault(visible(name, 60), []).append([point.step, as_shown(value)])
+    return {"lengths": lengths, "parts": dict(islice(parts.items(), MAX_REWARD_PARTS))}
 
 
 def answers_object(base: Samples | None, newest: Samples, names: FileNames) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.page_state import leaderboard, swarm_object
 from swarm_cli.dashboard.recent_groups import BatchFollower
-from swarm_cli.dashboard.run_records import RunRecords, as_shown, steps_object
+from swarm_cli.dashboard.run_records import RunRecords, as_shown, lengths_object, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_state import NodeState
@@ -202,13 +202,15 @@ class SwarmSource:
         found = {} if seen is None else seen.comparison.curves
         curves = {dataset: [(version, as_shown(score)) for version, score in curve] for dataset, curve in found.items()}
         groups = self._batches.recent.recent(GROUPS_SENT, node)
+        recorded, read = self._records.rewards(node), self._batches.recent.steps(node)
         return 200, {
             "node": node,
             "curves": {self._records.names.shown(dataset): thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
             "answers": self._records.answers(node),
             "sets": self._records.sets(node),
             "groups": [group.card(self._records.names) for group in groups],
-            "steps": steps_object(self._records.rewards(node), self._batches.recent.steps(node), self._batches.first_held(node)),
+            "steps": steps_object(recorded, read, self._batches.first_held(node)),
+            **lengths_object(recorded, read),
         }
 
     def _named(self, node: str) -> bool:

@@ -117,6 +117,7 @@ def test_the_page_says_first_whether_the_model_got_better_and_then_what_it_said_
             assert rows[3][:2] == ["Gain", "+0.510"]
             sections = [each.get_attribute("id") for each in page.locator("main > section").all()]
             assert sections == ["answer", "home", "says", "texts", "nodes"], "one node: nobody to compare with or to learn from"
+            assert page.locator("#by-step").count() == 0, "two steps are no curve"
             assert "signed" not in page.locator("main").inner_text(), "whose word it is matters on a hub only"
             kinds = [
                 [cell.get_attribute("class") for cell in row.locator(".verdict").all()]
@@ -136,6 +137,42 @@ def test_the_page_says_first_whether_the_model_got_better_and_then_what_it_said_
             assert any(each.startswith("swarm model export first alpha ") for each in commands)
             looker.check()
             looker.close()
+    finally:
+        shown.close()
+
+
+def test_answer_length_and_each_of_several_rewards_are_curves_beside_the_training_reward(var_dir: Path) -> None:
+    file = var_dir / "runs" / "first" / "alpha" / METRICS_FILE
+    lines = list(map(json.loads, file.read_text().splitlines()))
+    for line in lines:
+        part = line["step"] / 67
+        line |= {"answer_tokens": 40 + 60 * part, "cut_off_share": part / 2}
+        line |= {"reward_parts": {"accuracy": 0.1 + part / 10, "<b>format</b>_of_the_whole_answer": part, "length": -part}}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = Dashboard("", "--run", "first", var_dir=var_dir)
+    try:
+        shown.until(lambda found: found["state"] == "ended" and bool(found["batches"]), "its batches read")
+        with a_browser() as browser:
+            for width, scheme in (*LOOKS, *OTHER_LOOKS):
+                looker = Looker(browser, width, scheme)
+                page = looker.open(shown.url)
+                rows = page.locator("#by-step tbody tr")
+                rows.first.wait_for()
+                told = [[cell.inner_text() for cell in row.locator("th, td.n").all()] for row in rows.all()]
+                assert told == [
+                    ["answer length", "44.5", "96.4"], ["cut off", "4 %", "47 %"], ["accuracy", "0.11", "0.19"],
+                    ["<b>format</b>_of_the_whole_answer", "0.07", "0.94"], ["length", "-0.07", "-0.94"],
+                ]  # fmt: skip
+                assert len((rows.nth(3).locator("polyline").get_attribute("points") or "").split()) == 67
+                looker.check()
+                looker.shot(f"lengths-{width}-{scheme}")
+                if (width, scheme) in LOOKS:
+                    page = looker.open(shown.url + "#/node/alpha")
+                    page.locator("#lengths .chart").first.wait_for()
+                    assert page.locator("#rewards .legend li").count() == 3
+                    looker.check()
+                    looker.shot(f"lengths-node-{width}-{scheme}")
+                looker.close()
     finally:
         shown.close()
 

@@ -177,3 +177,17 @@ def test_a_group_of_cut_answers_alone_is_skipped_and_counted(rules: IntakeRules)
     )
     both = take_in(batch_of(1, [positives_cut]), replace(rules, drop_truncated=True, drop_foreign_negatives=True))
     assert not both.groups and dict(both.skipped) == {"negative": 1}
+
+
+def test_lengths_and_each_of_several_rewards_are_recorded_of_local_answers_alone(rules: IntakeRules) -> None:
+    rng = random.Random(0)
+    local = [scored_group(rules.tokenizer, rng) for _ in range(2)]
+    foreign = scored_group(rules.tokenizer, rng, origin="external")
+    counts = [answer.token_count for each in local for answer in each.group.completions]
+    size = len(local[0].rewards)
+    parts = [{"accuracy": [1.0] * size, "format": [None] * size}, {"accuracy": [0.0] * size, "format": [0.5] * size}]
+    scored = [msgspec.structs.replace(each, parts=values) for each, values in zip(local, parts, strict=True)]
+    record = take_in(batch_of(1, [*scored, foreign]), rules).record()
+    assert record.answer_tokens == pytest.approx(sum(counts) / len(counts))
+    assert record.reward_parts == {"accuracy": 0.5, "format": 0.5}
+    assert take_in(batch_of(1, [foreign]), rules).record().answer_tokens is None

@@ -17,8 +17,8 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.streams import ensure_node_streams
 from shared.run_records import BATCHES_FILE
-from swarm_cli.dashboard.recent_groups import BATCHES_BACK, BatchFollower, StepPoint
-from swarm_cli.dashboard.run_records import RunRecords, steps_object
+from swarm_cli.dashboard.recent_groups import BATCHES_BACK, BatchFollower, RecentGroups, StepPoint
+from swarm_cli.dashboard.run_records import RunRecords, lengths_object, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.rollouts.records import RecordedBatches
@@ -83,6 +83,35 @@ def test_steps_after_a_change_of_the_reward_are_told_apart_also_those_that_two_r
     records = RunRecords(load_config(DEMO_CONFIG))
     records.count({"alpha": tmp_path})
     assert [each[5] for each in steps_object(records.rewards("alpha"), [], 0)] == [0, 0, 1, 2, 3, 4, 4]
+
+
+def test_lengths_and_each_reward_are_told_of_every_step_since_the_rewards_were_changed(tmp_path: Path) -> None:
+    lines = [
+        {"step": n, "time": NOW, "scorer": "1" * 64 if n < 3 else "2" * 64, "reward_local": 0.5}
+        | {"answer_tokens": 10.0 * n, "cut_off_share": 0.25, "reward_parts": {"accuracy": n / 10, "format": 1.0}}
+        for n in range(1, 5)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = RunRecords(load_config(DEMO_CONFIG))
+    records.count({"alpha": tmp_path})
+    assert lengths_object(records.rewards("alpha"), []) == {
+        "lengths": [[1, 10.0, 0.25], [2, 20.0, 0.25], [3, 30.0, 0.25], [4, 40.0, 0.25]],
+        "parts": {"accuracy": [[3, 0.3], [4, 0.4]], "format": [[3, 1.0], [4, 1.0]]},
+    }
+
+
+def test_lengths_of_steps_recorded_without_them_are_those_of_the_local_answers_in_their_batches() -> None:
+    recorded = [StepPoint(step, NOW, 0.5, None) for step in (1, 2)]
+    own, foreign = item("alpha", "alpha", 1.0), item("alpha", "beta", 1.0)
+    (said,) = own.scored.group.completions
+    twice = [structs.replace(said, token_count=30, finish_reason="length"), structs.replace(said, token_count=10)]
+    group = structs.replace(own.scored.group, completions=twice)
+    parts = {"accuracy": [1.0, 0.0], "format": [None, 0.5]}
+    scored = structs.replace(own.scored, group=group, rewards=[1.0, 0.5], parts=parts)
+    read = RecentGroups()
+    read.take("alpha", batch(2, structs.replace(own, scored=scored), foreign))
+    told = {"lengths": [[2, 20.0, 0.5]], "parts": {"accuracy": [[2, 0.5]], "format": [[2, 0.5]]}}
+    assert lengths_object(recorded, read.steps("alpha")) == told
 
 
 def test_rewards_have_the_digits_that_other_displays_write() -> None:

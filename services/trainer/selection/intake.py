@@ -31,6 +31,7 @@ from shared.config import NodeConfig
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.model.prompts import tokenizer_hash
 from shared.model.reading import model_max_length
+from shared.rewards import mean_parts
 
 Dropped = tuple[str, float]
 """Why an answer is not trained on, and the advantage that it would have had."""
@@ -105,7 +106,8 @@ class IntakeRecord:
     by node. over_budget_of: whose groups among `skipped` were left out for their cost.
     behaviour_share, reencoded_share: shares of the groups taken in. alike_of: local groups whose
     rewards are all equal: `right`, `wrong`, or `alike` where no pass is defined. cut_off_share: of
-    local answers, those that ended at the length limit.
+    local answers, those that ended at the length limit; answer_tokens: their mean length.
+    reward_parts: of several rewards, the mean of each over local answers.
     """
 
     reward_local: float | None
@@ -118,6 +120,8 @@ class IntakeRecord:
     groups_zero_advantage: int
     alike_of: dict[str, int] = field(default_factory=dict)
     cut_off_share: float | None = None
+    answer_tokens: float | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
     groups_skipped: int
     skipped: dict[str, int]
     foreign_answers_of: dict[str, int] = field(default_factory=dict)
@@ -137,13 +141,13 @@ class Intake:
     trained on; a replayed one, a local group of an earlier batch, does not count as local.
     with_behaviour: groups whose behaviour logprobs are known. reencoded: groups with some text
     encoded here. zero_advantage: groups whose rewards are all equal. skipped: numbers of groups
-    left out, by reason. alike_of: as in `IntakeRecord`; cut_off: local answers that ended at the
-    length limit. over_budget_of: foreign groups left out for their cost, by node. rewards_local,
-    rewards_external, rewards_replayed: of every completion of the groups trained on. skipped_of:
-    why each group was left out, by its id. dropped_of: the same for single answers of groups
-    trained on, by group id and index, with their advantage. staleness, staleness_replayed: of the
-    batch's local groups, where known. demonstrations: ids of those of `groups` that are some; they
-    do not count as external.
+    left out, by reason. alike_of, reward_parts: as in `IntakeRecord`; tokens_local: lengths of
+    local answers; cut_off: how many of them ended at the length limit. over_budget_of: foreign
+    groups left out for their cost, by node. rewards_local, rewards_external, rewards_replayed: of
+    every completion of the groups trained on. skipped_of: why each group was left out, by its id.
+    dropped_of: the same for single answers of groups trained on, by group id and index, with their
+    advantage. staleness, staleness_replayed: of the batch's local groups, where known.
+    demonstrations: ids of those of `groups` that are some; they do not count as external.
     """
 
     groups: list[TokenGroup]
@@ -159,6 +163,8 @@ class Intake:
     over_budget_of: Counter[str] = field(default_factory=Counter)
     alike_of: Counter[str] = field(default_factory=Counter)
     cut_off: int = 0
+    tokens_local: list[int] = field(default_factory=list)
+    reward_parts: dict[str, float] = field(default_factory=dict)
     replayed: int = 0
     rewards_replayed: list[float] = field(default_factory=list)
     skipped_of: dict[str, str] = field(default_factory=dict)
@@ -190,6 +196,8 @@ class Intake:
             groups_zero_advantage=self.zero_advantage,
             alike_of=dict(sorted(self.alike_of.items())),
             cut_off_share=self.cut_off / len(self.rewards_local) if self.rewards_local else None,
+            answer_tokens=mean_of(self.tokens_local),
+            reward_parts=self.reward_parts,
             groups_skipped=self.skipped.total(),
             skipped=dict(sorted(self.skipped.items())),
             foreign_answers_of=dict(sorted(self.foreign_answers_of.items())),
@@ -289,6 +297,8 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
         skipped=skipped,
         alike_of=Counter(kind for each in taken if each.is_fresh and (kind := _alike(each.scored))),
         cut_off=sum(_cut_off(each.scored) for each in taken if each.is_fresh),
+        tokens_local=[answer.token_count for each in taken if each.is_fresh for answer in each.scored.group.completions],
+        reward_parts=mean_parts(*(each.scored.parts for each in taken if each.is_fresh)),
         rewards_local=[reward for each in taken if each.is_fresh for reward in each.scored.rewards],
         rewards_external=[reward for each in taken if each.is_external for reward in each.scored.rewards],
         replayed=sum(each.replayed for each in taken),

@@ -1,7 +1,7 @@
 // The first two answers of the page: is the model getting better, and what does it say.
 "use strict";
 
-const OTHERS_MOST = 8, QUESTIONS_FIRST = 4, QUESTIONS_MORE = 8, SMOOTHED = 9;
+const OTHERS_MOST = 8, QUESTIONS_FIRST = 4, QUESTIONS_MORE = 8, SMOOTHED = 9, STEPS_FOR_A_CURVE = 4, REWARDS_SHOWN = 8;
 
 /** The 95 % interval of a share of n independent answers (Wilson, 1927). */
 function interval([, share, n]) {
@@ -131,6 +131,23 @@ function trainingReward(mine, { steps }) {
   return el("div", { class: "trained" }, el("div", { class: "head" }, title, el("span", { class: "end" }, el("b", { text: ratio(mean(newest.map(([, value]) => value)), 2) }), el("span", { class: "small soft", text: ` over ${newest.length < begun.length ? "the newest " : ""}${many(newest.length, "step")}` }))), picture, note);
 }
 
+/** Lengths of a node's own answers, and each of its rewards where there are several: a curve from 0, the mean of the first steps, and of the newest. */
+function byStep({ lengths, parts }, node) {
+  const enough = (points) => points.length >= STEPS_FOR_A_CURVE, rewards = Object.entries(parts).filter(([, points]) => enough(points)), several = rewards.length > 1;
+  const kinds = [["answer length", lengths.map(([step, tokens]) => [step, tokens]), (value) => value.toFixed(value < 100 ? 1 : 0)], ["cut off", lengths.map(([step, , share]) => [step, share]), (value) => `${(100 * value).toFixed(0)} %`]].filter(([, points]) => enough(points));
+  const lines = [...kinds, ...(several ? rewards.slice(0, REWARDS_SHOWN).map(([reward, points]) => [reward, points, (value) => ratio(value, 2)]) : [])];
+  if (!lines.length) return null;
+  const line = ([title, points, told]) => {
+    const about = points.map((_, index) => mean(points.slice(Math.max(0, index - 4), index + 5).map(([, value]) => value))), size = Math.min(SMOOTHED, Math.ceil(points.length / 2)), of = (some) => told(mean(some.map(([, value]) => value)));
+    const low = Math.min(0, ...about), high = Math.max(title === "answer length" ? 1 : ceiling(Math.max(...about, 0)), ...about), begin = points[0][0], x = (step) => 2 + (92 * (step - begin)) / (points.at(-1)[0] - begin), y = (value) => 3 + (22 * (high - value)) / (high - low);
+    const first = of(points.slice(0, size)), now = of(points.slice(-size)), picture = svg("svg", { viewBox: "0 0 96 28", role: "img", "aria-label": `${title} by step: from ${first} to ${now}` }, svg("line", { class: "axis", x1: 2, x2: 94, y1: y(0), y2: y(0) }), svg("polyline", { class: "thin", points: points.map(([step], index) => `${x(step).toFixed(1)},${y(about[index]).toFixed(1)}`).join(" ") }));
+    return el("tr", {}, el("th", { scope: "row" }, name(title)), el("td", { class: "n", text: first }), el("td", { class: "pic" }, picture), el("td", { class: "n" }, el("b", { text: now })));
+  };
+  const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "hidden", text: "measure" })), el("th", { scope: "col", class: "n", text: "at first" }), el("th", { scope: "col" }, el("span", { class: "hidden", text: "curve" })), el("th", { scope: "col", class: "n", text: "now" }));
+  return el("div", { id: "by-step" }, el("h3", { text: several ? "Answer length and each reward" : "Answer length" }), el("table", { class: "bells small" }, el("caption", { class: "hidden", text: `Training answers of ${node} by step` }), el("thead", {}, head), el("tbody", {}, ...lines.map(line))),
+    el("p", { class: "small soft" }, `Length in tokens.${several && rewards.length > REWARDS_SHOWN ? ` ${REWARDS_SHOWN} of ${rewards.length} rewards are shown here. ` : " "}`, el("a", { href: route("node", node), text: "Larger curves" })));
+}
+
 /** What is done before the first step, and what comes next. */
 function beforeTheFirstStep({ row, node }) {
   const loads = !row && /loads the model|^$/.test(node?.words || "");
@@ -153,7 +170,7 @@ function answerSection(told, seen, mine) {
   const notes = (told.nodes || []).flatMap((each) => (each.notes || []).map((words) => el("p", {}, ...(names.length > 1 ? [name(each.node), ": "] : []), ...worded(words)))).slice(0, 3);
   return el("section", { id: "answer", "aria-labelledby": "answer-title" },
     el("div", { class: "lead" }, el("div", {}, el("h1", { id: "answer-title", text: title }), sentence ? el("p", { class: "soft", text: sentence }) : null), progress(told, seen)),
-    el("div", { class: "pair" }, el("figure", { class: "sheet" }, el("div", { class: "head" }, el("h2", { text: what }), choice), ...drawn), el("div", {}, row ? figures(seen) : null, begins ? beforeTheFirstStep(seen) : mine ? trainingReward(mine, seen) : null)),
+    el("div", { class: "pair" }, el("figure", { class: "sheet" }, el("div", { class: "head" }, el("h2", { text: what }), choice), ...drawn), el("div", {}, row ? figures(seen) : null, begins ? beforeTheFirstStep(seen) : mine ? trainingReward(mine, seen) : null, begins || !mine ? null : byStep(mine, seen.name))),
     notes.length ? el("div", { class: "notes small warn" }, ...notes) : null);
 }
 

@@ -233,6 +233,7 @@ async function showNode(node) {
   document.title = `${node} · swarm`;
   const curves = Object.entries(told.curves).map(([dataset, points]) => ({ title: dataset || "all tasks", points }));
   const held = new Set(told.steps.filter((each) => each[4]).map(([step]) => step));
+  const several = Object.entries(told.parts).map(([title, points]) => ({ title, points }));
   const rewards = [["local groups", 2], ["foreign groups", 3]].map(([title, column]) => ({ title, link: (step) => (held.has(step) ? route("step", node, step) : null), points: told.steps.filter((each) => each[column] !== null).map((each) => [each[0], each[column]]) })).filter(({ points }) => points.length);
   return [
     trail([node]),
@@ -240,6 +241,8 @@ async function showNode(node) {
     row ? el("p", { class: "facts" }, standing(row.standing), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}${scoredBy(row)}` }), row.unknown ? el("span", { text: ofAnswers(row) }) : null, row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
     section("curves", row?.by_reward ? "Held-out mean reward by task" : "Held-out pass rate by task", row?.by_reward ? el("p", { class: "hint", text: `Mean reward: ${NO_PASS} in [[tasks]] for a pass rate.` }) : null, curves.length ? chart(`Held-out ${row?.by_reward ? "mean reward" : "pass rate"} of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score of this node was received yet." }), curves.length ? curveTable(curves) : null),
     section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), rewards.length && told.steps[0][0] > 1 ? el("p", { class: "hint", text: earlier(told.steps[0][0]) }) : null, stepForm(node)),
+    several.length > 1 ? section("rewards", "Each reward by step", chart(`Mean of each reward over the answers of ${node}`, several, "step")) : null,
+    told.lengths.length > 1 ? section("lengths", "Answer length by step", chart(`Mean tokens of the answers of ${node}`, [{ title: "tokens", points: told.lengths.map(([step, tokens]) => [step, tokens]) }], "step"), chart(`Share of the answers of ${node} that were cut off`, [{ title: "share cut off", points: told.lengths.map(([step, , share]) => [step, share]) }], "step")) : null,
     section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state))) : el("p", { class: "hint", text: "No group was read yet." })),
   ];
 }
