@@ -32,7 +32,9 @@ NAMES_TOLD = 40
 """Names of columns that an error lists."""
 _HASH_DIGITS = 12
 _FILE_REWARD = re.compile(r"(?s)(.+\.py):([^:/]+)")
-GROUP_WORDS = frozenset({"prompts", "completions", "log_extra", "log_metric"})
+NOTED_NOWHERE = frozenset({"log_extra", "log_metric"})
+"""Functions that TRL passes, of which what a reward notes with them is not kept here."""
+GROUP_WORDS = frozenset({"prompts", "completions"}) | NOTED_NOWHERE
 """Words that TRL passes besides the columns, as far as they can be had here."""
 NOT_HERE = {
     "completion_ids": "a reward is called without tokens, as completions of other nodes have none of this model's",
@@ -184,6 +186,30 @@ def may_get_messages(verifier: str) -> bool:
         if signature is None or signature.form == "group":
             return True
     return False
+
+
+def not_given(verifier: str) -> Iterator[str]:
+    """List what TRL would give to these rewards, which they can do without, and what they get here:
+    a sentence for each parameter.
+    """
+    for part in parts_of(verifier) if has_rewards(verifier) else ():
+        try:
+            code = _code_of(part.file, part.function) if part.file else None
+        except RewardFileError:
+            continue  # which `reward_problems` tells
+        if code is None or _signature(code).form != "group":
+            continue
+        defaults, read = _defaults(code), _read_of_more(code)
+        for name in ("completion_ids", "trainer_state"):  # TRL gives `environments` only where it has some
+            if name in defaults:
+                instead = f"here it gets its default, {defaults[name]}"
+            elif name in read:
+                instead = f"here it is not among **{_more(code)}"
+            else:
+                continue
+            yield f"reward {part.title} takes {name}, which TRL gives: {instead} ({NOT_HERE[name]})"
+        for name in sorted(NOTED_NOWHERE & {*_signature(code).names, *read}):
+            yield f"reward {part.title} takes {name}, which TRL logs: what it notes with it is not kept here"
 
 
 def is_judged(verifier: str) -> bool:
@@ -426,15 +452,74 @@ def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _top_level(handler.body)
 
 
-def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature:
-    given = node.args
-    positional = [each.arg for each in (*given.posonlyargs, *given.args)]
-    defaults = {*positional[len(positional) - len(given.defaults) :]} if given.defaults else set()
-    defaults |= {each.arg for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None}
-    names = (*positional, *(each.arg for each in given.kwonlyargs))
-    more = given.kwarg.arg if given.kwarg else ""
-    reads = any(isinstance(each, ast.Name) and each.id == more for body in node.body for each in ast.walk(body))
-    return Signature(names, frozenset(names) - defaults, bool(more), bool(more) and reads)
+_Code = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def _signature(code: _Code) -> Signature:
+    given = code.args
+    names = tuple(each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+    more = _more(code)
+    reads = any(isinstance(each, ast.Name) and each.id == more for each in _inside(code))
+    return Signature(names, frozenset(names) - _defaults(code).keys(), bool(more), bool(more) and reads)
+
+
+def _defaults(code: _Code) -> dict[str, str]:
+    """The parameters that have a default, with its text."""
+    given = code.args
+    positional = (*given.posonlyargs, *given.args)
+    found = list(zip(positional[len(positional) - len(given.defaults) :], given.defaults, strict=True))
+    found += [(each, default) for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is not None]
+    return {each.arg: ast.unparse(default) for each, default in found}
+
+
+def _more(code: _Code) -> str:
+    """The name of its `**columns`; empty if it has none."""
+    return code.args.kwarg.arg if code.args.kwarg else ""
+
+
+def _inside(code: _Code) -> Iterator[ast.AST]:
+    for statement in code.body if isinstance(code.body, list) else [code.body]:
+        yield from ast.walk(statement)
+
+
+def _read_of_more(code: _Code) -> frozenset[str]:
+    """The names that it reads of its `**columns` by `columns["name"]`, `.get("name")` or
+    `.pop("name")`.
+    """
+    found: list[tuple[ast.expr, ast.expr]] = []
+    for each in _inside(code):
+        if isinstance(each, ast.Subscript):
+            found.append((each.value, each.slice))
+        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in ("get", "pop"):
+            found += [(each.func.value, key) for key in each.args[:1]]
+    return frozenset(
+        key.value
+        for of, key in found
+        if isinstance(of, ast.Name) and of.id == _more(code) and isinstance(key, ast.Constant) and isinstance(key.value, str)
+    )
+
+
+def _code_of(file: str, name: str, bound: Collection[str] = ()) -> _Code | None:
+    """The code that a name at the file's top level calls: a function, decorated or not, a lambda,
+    `functools.partial` of one, or an object with `__call__`; None for another. Raises
+    RewardFileError.
+    """
+    found = _bound(file).get(name, [])
+    value = found[-1] if found else None
+    if isinstance(value, ast.Assign | ast.AnnAssign):
+        value = value.value  # type: ignore[assignment]
+    if isinstance(value, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return value
+    if not isinstance(value, ast.Call) or name in bound:
+        return None
+    called = value.func
+    if (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) == "partial":
+        first = value.args[0] if value.args else None
+        return _code_of(file, first.id, (*bound, name)) if isinstance(first, ast.Name) else None
+    of_class = _bound(file).get(getattr(called, "id", ""), [])
+    body = of_class[-1].body if of_class and isinstance(of_class[-1], ast.ClassDef) else []
+    methods = (each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    return next((each for each in methods if each.name == "__call__"), None)
 
 
 def reward_problems(verifier: str, columns: Collection[str] | None = None) -> Iterator[str]:

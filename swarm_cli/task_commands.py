@@ -14,7 +14,7 @@ import typer
 
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import DEFAULT_VERIFIER
-from shared.reward_files import has_rewards, is_given_groups, verifier_words
+from shared.reward_files import has_rewards, is_given_groups, not_given, verifier_words
 from shared.runtime.exits import EXIT_CONFIG
 from shared.text import visible_json
 from swarm_cli.asked_tasks import ALL_NAMES, NO_TASK, asked_sources, canonical_settings, is_file
@@ -144,6 +144,8 @@ def score(
         note(f"{verifier_words(source.verifier)} {WHY.get(mark, result.detail)}: in a run, {leaves}")
     else:
         note(f"this answer earns {Tried(reward, passed, mark, result.detail, result.seconds)}")
+    for sentence in not_given(source.verifier):
+        note(f"warning: {sentence}")
     for trial in trials:
         note(trial.figures)
         if trial.problem and not trial.unusable:

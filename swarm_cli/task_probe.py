@@ -277,6 +277,7 @@ def _tried(
     """
     from shared.config.section import entry_lines
     from shared.config.verifier_section import VerifierSection
+    from shared.reward_files import not_given
     from shared.tasks.evaluation import PassRules
     from shared.tasks.file_source import with_row_name
     from shared.tasks.reference_checks import Trial, try_rewards, worth_trying
@@ -300,7 +301,8 @@ def _tried(
         return {"problems": [str(error)]}
     wrong = [(place, trial.problem) for place, trial in found if trial.problem and (trial.built_in or trial.unusable)]
     doubtful = [(place, trial) for place, trial in found if trial.problem and not (trial.built_in or trial.unusable)]
-    warnings = [(place, f"{trial.problem} ({trial.figures})") for place, trial in doubtful]
+    without = [(places[at] if places else at, line) for at, spec in enumerate(named) for line in not_given(spec.verifier)]
+    warnings = [*without, *((place, f"{trial.problem} ({trial.figures})") for place, trial in doubtful)]
     waiting = [(place, f"groups of other nodes are refused, as {trial.no_pass}") for place, trial in found if trial.awaits_pass]
     return {
         "problems": entry_lines(wrong, table),

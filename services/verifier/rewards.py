@@ -21,7 +21,7 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, RewardValues
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
-from shared.reward_files import code_hash, parts_of, verifier_words
+from shared.reward_files import code_hash, not_given, parts_of, verifier_words
 from shared.rewards import SANDBOXED, LocalOnly, Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime import FatalError
@@ -81,6 +81,8 @@ class RewardKnowledge:
         """
         for part in sorted({part for spec in self._config.tasks for part in parts_of(spec.verifier) if part.file}):
             self._log.info("reward_file", reward=part.title, file=part.file, hash=code_hash(part.file), weight=part.weight)
+        for sentence in sorted({each for spec in self._config.tasks for each in not_given(spec.verifier)}):
+            self._log.info("reward_without", reason=sentence)
         try:
             for line in read_jsonl(self._file):
                 self._unknown.setdefault(str(line["dataset"]), Counter())[str(line["cause"])] = int(line["answers"])

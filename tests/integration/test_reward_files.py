@@ -169,10 +169,8 @@ class Reward:
 
 def ids(completions, completion_ids):
     return [1.0] * len(completions)
-
 def needs(completions, answr):
     return [1.0] * len(completions)
-
 def defaults(completions, completion_ids=None, trainer_state=None, tests=None):
     return [1.0] * len(completions)
 
@@ -630,11 +628,13 @@ def test_a_reward_file_without_an_end_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_config_check_tries_a_reward_file_and_warns_of_one_that_pays_everything(folder: Path) -> None:
-    (folder / "node.toml").write_text('eval.tasks = 4\n[[tasks]]\npath = "q.jsonl"\nreward = "wrong.py:defaults"\n')
-    text = (folder / "node.toml").read_text().replace("q.jsonl", str(folder / "q.jsonl"))
-    (folder / "node.toml").write_text(text)
+    (folder / "node.toml").write_text(f'eval.tasks = 4\n[[tasks]]\npath = "{folder}/q.jsonl"\nreward = "wrong.py:defaults"\n')
     checked = CliRunner().invoke(app, ["config", "check", "--config", str(folder / "node.toml")])
     assert "wrong.py:defaults pays a task's reference 1" in checked.output
+    reward = f"{folder}/wrong.py:defaults"
+    asked = CliRunner().invoke(app, ["task", "score", f"{folder}/q.jsonl", "--reward", reward, "--answer", "4"])
+    for said in (checked.output, asked.stderr):
+        assert said.count("takes completion_ids") == said.count("takes trainer_state") == 1
 
 
 @pytest.mark.slow
