@@ -18,6 +18,7 @@ from lab.runs import RunFolder, code_commit, resolved_settings
 from lab.spec import Spec
 
 if TYPE_CHECKING:
+    from lab.simulate import Simulation
     from lab.task_desk import Shared
 
 Report = Callable[[str], None]
@@ -55,14 +56,16 @@ def _make_each(spec: Spec, folders: Sequence[RunFolder], report: Report, threads
             report(f"[{number}/{len(folders)}] {_name(folder)} took {seconds:.0f} s")
 
 
-def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float | None:
+def make_run(
+    spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None, kind: type[Simulation] | None = None
+) -> float | None:
     """Make one run in this process and return its seconds; None if another process makes it or has
-    made it in the meantime.
+    made it in the meantime. `kind`: a study's own simulation.
     """
     with folder.claimed() as mine:
         if not mine or folder.done:
             return None
-        return _make(spec, folder, threads, report)
+        return _make(spec, folder, threads, report, kind)
 
 
 def _end_with_command() -> None:
@@ -78,7 +81,7 @@ def _end_with_command() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) -> float:
+def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None, kind: type[Simulation] | None) -> float:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
@@ -91,7 +94,7 @@ def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) ->
     code_commit()  # read now, because files may change before the run ends
     global _shared
     _shared = _shared or Shared()
-    simulation = Simulation(plan_run(spec, folder.arm, folder.seed), _shared)
+    simulation = (kind or Simulation)(plan_run(spec, folder.arm, folder.seed), _shared)
     rounds = simulation.run_plan.rounds
     writer = RecordWriter(folder.records)
     told = started

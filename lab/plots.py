@@ -60,7 +60,19 @@ def _held_out(name: str, runs: Runs, file: Path) -> Path:
     return _save(figure, f"{name}: held-out pass rate", file)
 
 
-def _lines(axis: Any, runs: Runs, series_of: Callable[[Measures], Sequence[Point]]) -> None:
+def draw_panels(
+    title: str, runs: Mapping[str, Mapping[int, Any]], panels: Mapping[str, Callable[[Any], Sequence[Point]]], file: Path
+) -> Path:
+    """Draw one panel per series of a run, by round, side by side."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, 4), constrained_layout=True)
+    for axis, (name, series_of) in zip(axes, panels.items(), strict=True):
+        _lines(axis, runs, series_of)
+        _label(axis, name, "pass rate")
+    _legend(axes[0])
+    return _save(figure, title, file)
+
+
+def _lines(axis: Any, runs: Mapping[str, Mapping[int, Any]], series_of: Callable[[Any], Sequence[Point]]) -> None:
     for place, (arm, by_seed) in enumerate(runs.items()):
         found = [points for run in by_seed.values() if len(points := series_of(run)) > 1]
         if not found:

@@ -91,7 +91,7 @@ class Simulation:
                 read = node.read(messages, call_seed(f"read {node.name}", self.run_plan.seed, number), now_s + 1.0)
                 accepted, refused[node.name] = node.border.admit(read, now_s + 1.0, self.run_plan.round_s)
                 node.take_foreign(accepted)
-            self.batches[node.name] = node.batch(now_s + 1.0)
+            self.batches[node.name] = self.batch_of(node, now_s + 1.0)
         seconds["choose"] = time.perf_counter() - started
         started = time.perf_counter()
         for node in self.honest:
@@ -112,6 +112,10 @@ class Simulation:
             self._evaluate(number, records)
         seconds["evaluate"] = time.perf_counter() - started
         records.write("round", round=number, seconds=seconds)
+
+    def batch_of(self, node: SimNode, now_s: float) -> Batch | None:
+        """What a node trains on next; a study may change it."""
+        return node.batch(now_s)
 
     def _make(self, node: SimNode, number: int, now_s: float) -> list[LocalGroup]:
         """A node's new groups in this round, each scored by it."""
