@@ -65,7 +65,7 @@ class Policy:
                     generator=generator,
                     end_token_ids=self.rules.end_token_ids,
                     pad_token_id=self._pad,
-                    keep_on=lambda: None,
+                    keep_on=lambda *_: None,
                 )
                 for place, row in enumerate(rows):
                     text = answer_text(self.rules.tokenizer, row.token_ids)

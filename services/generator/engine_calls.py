@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import chain
 from typing import Any, TypeVar, get_args
 
 from services.generator.engines.base import Engine, EngineAway, EngineError, FinishReason, Sample, SamplingParams
+from shared.cancelling import cancel_and_wait
 from shared.contracts.codec import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
-from shared.contracts.status_figures import GENERATING, STARTING
+from shared.contracts.status_figures import EVALUATING_BASE, GENERATING, STARTING
 from shared.registry import ENGINES
 from shared.runtime import ServiceContext
 from shared.runtime.exits import FatalError
@@ -89,8 +91,42 @@ WAITING = "waiting for the engine's server"
 """The state of a generator whose engine's server is away."""
 _PAUSE_S = 1.0
 _TOLD_EVERY_S = 60.0
+_PROGRESS_S = 0.5
 
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def base_progress(
+    context: ServiceContext, engine: Engine, answers: int, *, given: Sequence[Sequence[Sample]] = (), turns: bool = False
+) -> AsyncIterator[None]:
+    """Show in the status how far the base policy's evaluation is, if the engine counts: with a real
+    model it takes minutes. Does nothing once the generator is ready, because its state is another.
+
+    answers: how many are asked for. given: those of earlier calls. turns: an answer may have
+    several, and the engine counts each.
+    """
+    earlier = [each for of_task in given for each in of_task]
+    ended = sum(len(each.turn_tokens) or 1 for each in earlier) - engine.completions_ended
+    tokens = sum(len(each.token_ids) for each in earlier) - engine.tokens_sampled
+
+    async def tell() -> None:
+        told = engine.tokens_sampled
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            if engine.tokens_sampled != told:
+                told = engine.tokens_sampled
+                done = f"{ended + engine.completions_ended:,} {'turns' if turns else f'of {answers:,} answers'}"
+                context.status.state(f"{EVALUATING_BASE}: {done}, {tokens + told:,} tokens")
+
+    if context.ready:
+        yield
+        return
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        await cancel_and_wait(telling)
 
 
 class ServerWait:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.generator.engine_calls import ServerWait
+from services.generator.engine_calls import ServerWait, base_progress
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.episodes import Episodes
 from services.generator.figures import Figures
@@ -257,9 +257,11 @@ class Evaluator:
 
     async def _asked(self) -> tuple[list[list[Sample]], float]:
         # One call, so that one policy version gives all answers; weight swaps wait for it.
-        async with self._swaps if self._swaps and self._episodes.several_turns else nullcontext(), self._engine.turn():
+        turns = self._episodes.several_turns
+        async with self._swaps if self._swaps and turns else nullcontext(), self._engine.turn():
             started = time.monotonic()
-            samples = await self._episodes.sampled(self._tasks, 1, self._params, seed=0)
+            async with base_progress(self._context, self._engine, len(self._tasks), turns=turns):
+                samples = await self._episodes.sampled(self._tasks, 1, self._params, seed=0)
         return samples, time.monotonic() - started
 
     async def _report(self, answered: _Answers, scorers: ScorerPool) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from services.generator.engine_calls import ServerWait
+from services.generator.engine_calls import ServerWait, base_progress
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.episodes import Episodes
 from services.generator.evaluation import (
@@ -252,10 +252,14 @@ class SetEvaluator:
         for first in range(0, len(each.tasks), size):
             tasks = each.tasks[first : first + size]
 
-            async def asked(tasks: Sequence[PromptedTask] = tasks, seed: int = first) -> tuple[list[list[Sample]], float]:
+            async def asked(
+                tasks: Sequence[PromptedTask] = tasks, seed: int = first, given: Sequence[Sequence[Sample]] = tuple(samples)
+            ) -> tuple[list[list[Sample]], float]:
                 async with self._engine.turn():
                     started = time.monotonic()
-                    found = await episodes.sampled(tasks, each.spec.k, params, seed=seed)
+                    asks, turns = each.spec.k * len(each.tasks), episodes.several_turns
+                    async with base_progress(self._context, self._engine, asks, given=given, turns=turns):
+                        found = await episodes.sampled(tasks, each.spec.k, params, seed=seed)
                 return found, time.monotonic() - started
 
             try:

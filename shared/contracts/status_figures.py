@@ -123,6 +123,7 @@ class FigureFamily(StrEnum):
 STARTING = "starting"
 """The first state of a process."""
 EVALUATING_BASE = "evaluating the base policy"
+"""How the state of a generator begins that does this; further on the state says how far it is."""
 GENERATING = "generating"
 LOADING_POLICY = "loading policy version"
 """How the state of a generator begins that has no policy yet but the base, or whose load failed."""
@@ -164,5 +165,5 @@ def first_step_comes(trainer: str, generators: Iterable[ServiceStatus]) -> bool:
     first step is taken, the base policy evaluated or the first groups generated. On a slow machine
     each may take long.
     """
-    begun = {EVALUATING_BASE, GENERATING}.intersection(each.state for each in generators)
-    return trainer == "training" or (trainer == FIRST_GROUPS and bool(begun))
+    begun = any(each.state == GENERATING or each.state.startswith(EVALUATING_BASE) for each in generators)
+    return trainer == "training" or (trainer == FIRST_GROUPS and begun)

@@ -52,8 +52,6 @@ UNEXAMINED = {"surplus": " (never examined)"}
 
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
 """What each role produces, in the order in which a stalled role explains most."""
-_BEFORE_FIRST_GROUPS = {STARTING: "the generator loads the model", EVALUATING_BASE: EVALUATING_BASE}
-"""What a generator does, by its state, while the trainer waits for the first groups."""
 
 Kind = Literal["running", "starting", "finished", "stopped", "silent", "lost", "unread", "elsewhere"]
 Health = Literal["good", "warn", "bad", "rest"]
@@ -691,8 +689,8 @@ class NodeState:
         if "trainer" not in self.needed:
             return ", ".join(filter(None, ("no trainer", *(each.state for each in self.alive("generator")[:1]), self.unwritten)))
         trainer, generator = self._current(self.alive("trainer")[0]), self.alive("generator")[0].state
-        if trainer == FIRST_GROUPS and generator in _BEFORE_FIRST_GROUPS:
-            return f"starting: {_BEFORE_FIRST_GROUPS[generator]}"
+        if trainer == FIRST_GROUPS and (generator == STARTING or generator.startswith(EVALUATING_BASE)):
+            return f"starting: {'the generator loads the model' if generator == STARTING else generator}"
         if generator.startswith(LOADING_POLICY):
             trainer = f"generator: {generator}"
         if self.step == 0 and trainer != "training" and not self.finished:

@@ -105,7 +105,7 @@ def _worst_sampled(model: PreTrainedModel, reference: PreTrainedModel, way: Batc
             generator=generator,
             end_token_ids=[END],
             pad_token_id=PAD,
-            keep_on=lambda: None,
+            keep_on=lambda *_: None,
         )
         for place, row in enumerate(rows):
             with torch.no_grad():

@@ -38,9 +38,12 @@ def greedy_answers(subject: Subject, run: Run) -> list[list[Sample]]:
 
 @all_engines
 def test_every_prompt_gets_n_samples_with_as_many_logprobs_as_tokens(subject: Subject, run: Run) -> None:
-    params = SamplingParams(max_new_tokens=7)
-    groups = run(subject.engine.generate(PROMPTS, 3, params, seed=1))
+    params, engine = SamplingParams(max_new_tokens=7), subject.engine
+    ended, tokens = engine.completions_ended, engine.tokens_sampled
+    groups = run(engine.generate(PROMPTS, 3, params, seed=1))
     assert [len(group) for group in groups] == [3] * len(PROMPTS)
+    counted = (engine.completions_ended - ended, engine.tokens_sampled - tokens)
+    assert counted == (len(flat(groups)), sum(len(sample.token_ids) for sample in flat(groups))), "people see how far it is"
     for sample in flat(groups):
         assert 1 <= len(sample.token_ids) <= 7
         assert len(sample.logprobs) == len(sample.token_ids)

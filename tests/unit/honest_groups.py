@@ -71,7 +71,7 @@ def sampled_groups(count: int = 24, seed: int = 1) -> tuple[RolloutGroup, ...]:
             generator=generator,
             end_token_ids=[int(tokenizer.eos_token_id)],
             pad_token_id=0,
-            keep_on=lambda: None,
+            keep_on=lambda *_: None,
         )
         for place, task in enumerate(tasks):
             samples = [

@@ -163,6 +163,8 @@ def test_a_node_before_its_first_step_says_what_it_does_and_not_that_it_trains()
     assert said(STARTING, "loading") == "starting: loading"
     assert said(EVALUATING_BASE, "loading") == "starting: loading"
     assert said(EVALUATING_BASE, FIRST_GROUPS) == "starting: evaluating the base policy"
+    far = f"{EVALUATING_BASE}: 3 of 18 answers, 1,204 tokens"
+    assert said(far, FIRST_GROUPS) == f"starting: {far}"
     assert said(STARTING, FIRST_GROUPS) == "starting: the generator loads the model"
     assert said(STARTING, STARTING) == "starting: the trainer loads the model"
     assert said("generating", FIRST_GROUPS) == "starting: waiting for the first groups"

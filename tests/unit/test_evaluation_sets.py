@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import combinations
@@ -23,6 +24,7 @@ from services.generator.tasks import Prompter
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition
+from shared.contracts.status_figures import EVALUATING_BASE
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import TRAINER_KEY, node_bucket
 from shared.model.reading import load_tokenizer
@@ -232,6 +234,31 @@ async def test_the_base_policy_is_measured_once_and_again_only_where_the_set_is_
         await anew.begin()
         both = await measured(anew, other, 2)
         assert [each["k"] for each in both] == [2, 3] and both[0]["held_out"] != both[1]["held_out"]
+
+
+@pytest.mark.slow
+async def test_while_the_base_policy_is_measured_the_state_says_how_far_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.generator.engine_calls._PROGRESS_S", 0.002)
+    config, node = configured(tmp_path, questions=12, k=16), await own_plane()
+    await ensure_node_streams(node, "alpha")
+    async with engine_of(config) as engine:
+        evaluator = evaluator_of(config, node, engine, asyncio.Lock())
+        status, states = evaluator._context.status, []
+
+        async def look() -> None:
+            while True:
+                states.append(status.snapshot().state)
+                await asyncio.sleep(0.001)
+
+        looking = asyncio.create_task(look())
+        await evaluator.begin()
+        looking.cancel()
+    said = [re.fullmatch(f"{EVALUATING_BASE}: (\\d+) of 192 answers, ([\\d,]+) tokens", state) for state in dict.fromkeys(states)]
+    answers, tokens = zip(*((int(each[1]), int(each[2].replace(",", ""))) for each in said if each), strict=True)
+    assert len(tokens) > 3 and answers[-1] > 96, "of several calls"
+    assert sorted(tokens) == list(tokens) and sorted(answers) == list(answers) and 0 < tokens[0] < tokens[-1] <= 192 * 4
 
 
 @pytest.mark.slow

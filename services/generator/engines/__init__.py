@@ -119,6 +119,16 @@ class TurnTakingEngine(Engine):
         """Version of the weights in use."""
         return self._engine.policy_version
 
+    @property
+    def completions_ended(self) -> int:  # type: ignore[override]
+        """Completions that have ended."""
+        return self._engine.completions_ended
+
+    @property
+    def tokens_sampled(self) -> int:  # type: ignore[override]
+        """Tokens sampled so far."""
+        return self._engine.tokens_sampled
+
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Hold the device, as `Engine.turn` describes. A cancelled caller ends its turn

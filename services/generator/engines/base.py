@@ -166,6 +166,11 @@ class Engine(ABC):
     """
     policy_version: int = 0
     """Version of the weights in use; 0 is the base policy."""
+    completions_ended: int = 0
+    tokens_sampled: int = 0
+    """How many completions have ended, and how many tokens were sampled, in all calls since the
+    start: while a long call runs, people see how far it is. 0 if the engine does not count.
+    """
 
     @abstractmethod
     async def start(self) -> None:

@@ -271,7 +271,12 @@ class OpenAiEngine(Engine):
                 f"{self._server.base_url} returned {len(choices)} completions of {n}, unlike when it was started: see the server's "
                 "log; if it was replaced, restart the generator"
             )
-        return [sample(choice, folder, most=most, tokens=self._abilities.tokens, where=self._server.base_url) for choice in choices]
+        found = [
+            sample(choice, folder, most=most, tokens=self._abilities.tokens, where=self._server.base_url) for choice in choices
+        ]
+        self.completions_ended += n
+        self.tokens_sampled += sum(len(each.token_ids) for each in found)
+        return found
 
 
 def _messages(prompt: Sequence[int]) -> list[Mapping[str, str]]:

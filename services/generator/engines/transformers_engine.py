@@ -144,7 +144,8 @@ class TransformersEngine(Engine):
         assert self._folder is not None
 
         # A thread cannot be cancelled. This check before every token ends it within one.
-        def keep_on() -> None:
+        def keep_on(ended: int, sampled: int) -> None:
+            self.completions_ended, self.tokens_sampled = ended_before + ended, sampled_before + sampled
             if self._closing.is_set():
                 raise EngineError("the transformers engine was closed while it was sampling")
             if given_up.is_set():
@@ -156,6 +157,7 @@ class TransformersEngine(Engine):
         prompts_at_once = max(1, self._max_batch_rows // n_sampled)
         groups: list[list[Sample]] = [[] for _ in prompts]
         for numbers in batches(prompts, self._way, prompts_at_once):
+            ended_before, sampled_before = self.completions_ended, self.tokens_sampled
             rows = sample_completions(
                 self._model,
                 [prompts[number] for number in numbers],
@@ -299,13 +301,14 @@ def sample_completions(
     generator: torch.Generator,
     end_token_ids: Sequence[int],
     pad_token_id: int,
-    keep_on: Callable[[], None],
+    keep_on: Callable[[int, int], None],
 ) -> list[Row]:
     """Sample `n` completions of each prompt and return them prompt by prompt.
 
     The prompts are computed together, so they must have the same length unless `way` pads. Rows
     that have ended are dropped once they are an eighth of the batch. `limits[i]` is the most tokens
-    that may follow prompt i. `keep_on` is called before every step and may raise.
+    that may follow prompt i. `keep_on` is called after every step with the number of completions
+    that have ended and of tokens sampled so far, and before the first; it may raise.
     """
     device = model.device
     text = BatchRows(model, prompts, n, way, pad_token_id)
@@ -315,8 +318,9 @@ def sample_completions(
     rows = [Row([], [], "length") for _ in range(len(prompts) * n)]
     batch = list(range(len(rows)))
     alive = torch.ones(len(rows), dtype=torch.bool, device=device)
+    n_alive, sampled = len(rows), 0
+    keep_on(0, 0)
     for step in range(1, max(limits) + 1):
-        keep_on()
         logprobs = processed_logprobs(text.logits, params)
         greedy = params.temperature == 0.0
         chosen = logprobs.argmax(dim=-1, keepdim=True) if greedy else draw_tokens(logprobs.exp(), generator)
@@ -335,7 +339,9 @@ def sample_completions(
                 if is_end:
                     rows[row].finish_reason = "stop"
         alive = alive & ~ended & (row_limits > step)
+        sampled += n_alive
         n_alive = int(alive.sum())
+        keep_on(len(rows) - n_alive, sampled)
         if n_alive == 0:
             break
         if 8 * n_alive <= 7 * len(batch) and text.can_keep:

@@ -260,6 +260,8 @@ class VllmEngine(Engine):
             final = output
         if final is None or not final.finished:
             raise EngineError(f"vLLM ended request {request_id} without an answer")
+        self.completions_ended += len(final.outputs)
+        self.tokens_sampled += sum(len(each.token_ids) for each in final.outputs)
         return final
 
 
