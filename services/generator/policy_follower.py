@@ -25,8 +25,8 @@ from shared.runtime import FatalError, ServiceContext
 from shared.transport.base import TransportError
 
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-_LONGEST_REASON = 1000
-_LONGEST = 32
+_MAX_REASON_CHARS = 1000
+_MAX_DEADLINES = 32
 """Times its deadline that a load may take at most: a machine that is slower is not only busy."""
 
 
@@ -106,7 +106,7 @@ class PolicyFollower:
     async def _load(self, pointer: PolicyPointer, failures: int) -> bool:
         """Load a policy after so many tries of it have failed. Returns whether it is in use."""
         started = time.monotonic()
-        timeout_s = self._timeout_s * min(2**failures, _LONGEST)
+        timeout_s = self._timeout_s * min(2**failures, _MAX_DEADLINES)
         log = self._context.log.bind(policy_version=pointer.version)
         had = self._engine.policy_version
         if is_told := self.loaded is None or failures > 0:
@@ -123,9 +123,8 @@ class PolicyFollower:
             if not self._engine.policy_version == pointer.version != had:
                 late = isinstance(error, TimeoutError)
                 reason = str(error) or f"not done within {timeout_s:.0f} s"
-                remedy = {
-                    "remedy": f"wait: the next try has longer, up to {_LONGEST * self._timeout_s:.0f} s; or free this machine"
-                }
+                longest_s = _MAX_DEADLINES * self._timeout_s
+                remedy = {"remedy": f"wait: the next try has longer, up to {longest_s:.0f} s; or free this machine"}
                 log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version, **(remedy if late else {}))
                 self._figures.policy_load_failed()
                 self._context.status.state(_loading(pointer.version, failures + 1))
@@ -151,7 +150,7 @@ class PolicyFollower:
         was unreachable may have lost it.
         """
         refusal = PolicyRefusal(
-            version=pointer.version, sha256=pointer.sha256, reason=reason[:_LONGEST_REASON], refused_at=time.time()
+            version=pointer.version, sha256=pointer.sha256, reason=reason[:_MAX_REASON_CHARS], refused_at=time.time()
         )
         try:
             await self._context.node.kv.put(self._bucket, POLICY_REFUSED_KEY, encode(refusal))

@@ -6,9 +6,8 @@ Every `adapt_period` batches it evaluates the period and sets J for the next one
 * **Need.** f is the share of informative local groups, smoothed over periods. At the higher bound
 of `adapt_informative` or more, local groups suffice and sharing only makes the policy follow
 others: J goes to 0. At the lower bound or less J goes to its maximum; in between it is
-proportional. J
-moves only when it is off by 1 or more (hysteresis), up by 1 per period, down by at most half of
-itself.
+proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 per period, down by at
+most half of itself.
 * **Harm.** The local groups' mean reward and the held-out pass rate, each smoothed, must not be
 below the recent best by more than `_STANDARD_ERRORS` standard errors, and no dataset may be
 forgotten while others rise (below). While this is violated and foreign groups are trained

@@ -241,7 +241,7 @@ class Learner:
             torch.cuda.set_rng_state(state.random["cuda"], self._device)
 
     def _checked(self, taken: Intake, seed: int, known: KnownLogprobs) -> tuple[Intake, Counter[str], FirstPass | None]:
-        """Drop absurd answers, or have the first update do it: what it finds out besides the
+        """Drop absurd answers now, or let the first update find them while it computes the
         gradient. So no text is computed twice before the weights move.
         """
         config, several = self.update_config, self._config.updates_per_batch > 1

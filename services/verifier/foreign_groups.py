@@ -1,10 +1,10 @@
 """Foreign groups: read from the swarm, queued by sender, checked at the border within the budget,
 scored, and stored in `scored`.
 
-Read is what the sampler wants and no more (`services.verifier.swarm_reader`, which replicas
-share). While one sender's flood waits for its turns (`services.verifier.fair_queue`), reading goes
-on, up to `intake_look_factor` times as fast as groups are examined, so that honest messages are
-found behind it.
+The verifier reads what the sampler wants and no more (`services.verifier.swarm_reader`, which
+replicas share). While one sender's flood waits for its turns (`services.verifier.fair_queue`),
+reading goes on, up to `intake_look_factor` times as fast as groups are examined, so that honest
+messages are found behind it.
 """
 
 from __future__ import annotations
@@ -282,8 +282,8 @@ class ForeignPipeline:
         return result
 
     async def _examine(self, swarm: Transport, sender: str, message: StoredMessage) -> Candidate | None:
-        """The checks before scoring. A message that is refused before its answers were looked at
-        costs nobody's budget, except its sender's if it is the sender's fault.
+        """Run the checks before scoring. A message that is refused before its answers were looked
+        at gives its turn back, and its sender's too unless the sender is to blame.
         """
         author, read = subjects.rollouts_author(message.subject), False
         verdict: Candidate | Refused | None = self._border.refuse_unread(message.subject, message.size_bytes, time.time())

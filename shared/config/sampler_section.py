@@ -57,8 +57,8 @@ class SamplerSection(Section):
     )
     strategy: str = Field(
         "uniform",
-        description="How foreign groups are drawn: uniform (the paper's), learnability, rescue, or a `swarm.strategies` entry "
-        "point (docs/sampling.md).",
+        description="How foreign groups are drawn: uniform (the paper's), another of docs/sampling.md such as learnability, or a "
+        "`swarm.strategies` entry point.",
     )
     adapt: Literal["off", "adaptive"] = Field(
         "adaptive", description="adaptive: J moves between 0 and `external` while I + J stays constant."

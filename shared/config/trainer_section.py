@@ -20,8 +20,7 @@ class ObjectiveSection(Section):
 
     objective: str = Field(
         "dapo",
-        description="The loss: grpo, dr_grpo, dapo, gspo, cispo, reinforce, rloo, m2po, gepo, vespo, oapl, or a "
-        "`swarm.objectives` entry point (docs/training.md).",
+        description="The loss: one of docs/training.md, such as grpo, dapo, gspo or cispo, or a `swarm.objectives` entry point.",
     )
     objective_options: dict[str, float | int | bool | str] = Field(
         default_factory=dict,
