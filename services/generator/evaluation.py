@@ -29,6 +29,7 @@ from shared.contracts.control import EvalReport, EvalTurn, RewardValues, SetTurn
 from shared.contracts.messages import Task, transcript
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, REWARD_VALUES_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
+from shared.paired import ANSWERS_FIELD
 from shared.rewards import unknown_of
 from shared.run_records import (
     EVAL_FILE,
@@ -42,7 +43,7 @@ from shared.run_records import (
 )
 from shared.runtime import ServiceContext
 from shared.tasks.evaluation import PassRules, Score, judged_answers, summarise
-from shared.tasks.held_out import held_out_id
+from shared.tasks.held_out import held_out_id, held_out_order
 from shared.tasks.reference_checks import try_rewards, worth_trying
 from shared.tasks.sandbox import ScorerPool
 from shared.transport.base import Conflict, KvEntry, TransportError
@@ -271,7 +272,8 @@ class Evaluator:
         await self._learn_passes()  # first, since it fails while the server is away, and scoring takes long
         started, answers = time.monotonic(), answered.samples
         results = await scorers.score([(each.task, [said_by(answer)]) for each, answer in zip(self._tasks, answers, strict=True)])
-        scored = judged_answers(self._rules, [each.task.ref for each in self._tasks], results)
+        tasks = [each.task for each in self._tasks]
+        scored = judged_answers(self._rules, [task.ref for task in tasks], results)
         version, unknown = answers[0].policy_version, [each for each in results if each.rewards == [None]]
         if unknown:
             causes = dict(unknown_of(mark for each in unknown for mark in each.marks))
@@ -295,7 +297,7 @@ class Evaluator:
             pass_rule=self._rules.rule([each.task.ref for each in self._tasks]),
             values=self._rules.values,
         )
-        self._lines.append(eval_line(report))
+        self._lines.append({**eval_line(report), ANSWERS_FIELD: [list(scored[place]) for place in held_out_order(tasks)]})
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
         self._write_samples(answers, scored, [{name: values[0] for name, values in each.parts.items()} for each in results], report)
         self._show(report)

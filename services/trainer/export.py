@@ -31,6 +31,7 @@ from shared.model.configuration import quietly
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.model.weights import DeltaRounding, RoundingTally, load_policy_tensors, load_trainable, policy_tensors
+from shared.paired import Answer, paired, recorded_answers
 from shared.run_records import (
     CHECKPOINTS,
     EVAL_FILE,
@@ -48,6 +49,7 @@ from shared.text import visible
 from shared.version import VERSION
 
 CARD = "README.md"
+NO_ANSWERS: Mapping[int, Sequence[Answer]] = {}
 UNCHANGED = "no step changed the weights: these are the base policy's"
 
 
@@ -57,11 +59,12 @@ def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: boo
     """
     node_folder = checkpoint.folder.absolute().parent.parent
     run, _, node = (checkpoint.made_by or f"{node_folder.parent.name}/{node_folder.name}").partition("/")
-    step = checkpoint.position.batch_number
+    step, lines = checkpoint.position.batch_number, eval_lines(node_folder / EVAL_FILE)
     text = model_card(
         checkpoint.model,
         step,
-        evaluations=[report for line in eval_lines(node_folder / EVAL_FILE) if (report := eval_report("node", line))],
+        evaluations=[report for line in lines if (report := eval_report("node", line))],
+        answers={version: recorded_answers(line) for line in lines if isinstance(version := line.get("policy_version"), int)},
         steps=_steps(checkpoint),
         origin=f"{run}, node {node}",
         dtype=dtype,
@@ -111,10 +114,11 @@ def model_card(
     system_prompt: str = "",
     files: Mapping[str, str] | None = None,
     sets: Sequence[Mapping[str, Any]] = (),
+    answers: Mapping[int, Sequence[Answer]] = NO_ANSWERS,
 ) -> str:
     """The card in Hugging Face's format. If the base is a folder, the card contains only the
     folder's name, because the path is specific to this machine. files: names of the datasets that
-    are files.
+    are files. answers: those of each evaluation, by policy version.
     """
     from_hub = bool(model.model_revision)
     base = model.model_path if from_hub else Path(model.model_path).name
@@ -141,7 +145,7 @@ def model_card(
         ),
         f"| made by | Swarm {VERSION}: `swarm model export` |",
     ]
-    return "\n".join([*header, *facts, *_scores(evaluations, step, files or {}, best=best), *_set_scores(sets, step), ""])
+    return "\n".join([*header, *facts, *_scores(evaluations, step, files or {}, answers, best=best), *_set_scores(sets, step), ""])
 
 
 def _groups(steps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -164,9 +168,11 @@ def _changed(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"| reward | changed before step {int(_number(steps[changes.index(changes[-1])], 'step')):,} |"] if any(changes) else []
 
 
-def _scores(evaluations: Sequence[EvalReport], step: int, files: Mapping[str, str], *, best: bool) -> list[str]:
+def _scores(
+    evaluations: Sequence[EvalReport], step: int, files: Mapping[str, str], answers: Mapping[int, Sequence[Answer]], *, best: bool
+) -> list[str]:
     """Held-out results by task, of the last evaluated version up to this one and of the first one
-    that can be compared with it, and the interval of both.
+    that can be compared with it, the interval of both, and what changed question by question.
     """
     known = {report.policy_version: report for report in evaluations if report.policy_version <= step}
     if not known:
@@ -200,6 +206,9 @@ def _scores(evaluations: Sequence[EvalReport], step: int, files: Mapping[str, st
     if not by_reward:
         spans = ["{:.3f} to {:.3f}".format(*rate_interval(each.pass_rate or 0.0, each.n)) for each in shown]
         lines += ["", f"95 % intervals of all questions: {', then '.join(spans)}."]
+    pairs = paired(answers.get(begin, ()), answers.get(end, ()), by_reward=by_reward) if begin != end else None
+    if pairs is not None:
+        lines += ["", f"The same questions, version {begin} against version {end}: {pairs.words}."]
     if best and end == step and len(evaluations) > 2:
         lines += [
             "",

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from itertools import count as count_up
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.contracts.messages import Task
 from shared.tasks.derive import TaskError, dataset_size, derive_task, task_ref
@@ -150,13 +150,22 @@ def held_out_id(tasks: Sequence[Task]) -> str:
     `shared.config.scorers_id` says whether the answers were scored alike, also where another reward
     gets other columns of a file.
     """
+    return hashlib.sha256(json.dumps(sorted(_asked(tasks))).encode()).hexdigest()
+
+
+def held_out_order(tasks: Sequence[Task]) -> list[int]:
+    """Indexes of the tasks in an order that is the same wherever `held_out_id` is."""
+    asked = _asked(tasks)
+    return sorted(range(len(tasks)), key=asked.__getitem__)
+
+
+def _asked(tasks: Sequence[Task]) -> list[tuple[Any, ...]]:
     names = {name: rows.questions_name for name in {task.ref.dataset for task in tasks} if (rows := find_rows(name)) is not None}
-    asked = sorted(
+    return [
         (names.get(ref.dataset, ref.dataset), ref.config, ref.seed, ref.index, task.text, task.answer or "", task.metadata)
         for task in tasks
         for ref in [task.ref]
-    )
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    ]
 
 
 def check_share(spec: TaskSpec, count: int, unread: int = 0) -> None:

@@ -186,7 +186,7 @@ def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str,
     A point of the curve: version, score, and of how many answers it is.
     """
     newest, entry = found.alike[-1], node.entry
-    outcome, words, chance = held_out_verdict(node.scores)
+    outcome, words, chance, pairs = held_out_verdict(node.scores)
     best = max(reversed(found.values), key=lambda each: each[1], default=None)  # of equal ones the newest
     own = THIS_SERVER if node.evaluation is not None else "signed"
     standing = ON_RECORD if ended else own if node.signed else "unsigned"
@@ -211,5 +211,6 @@ def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str,
         "outcome": outcome.value,
         "words": visible(words, 300),
         "chance": None if chance is None else as_shown(chance),
+        "changed": None if pairs is None or pairs.p is None else [pairs.newly_right, pairs.lost],
         "curve": curve,
     }

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from shared.contracts.control import EvalReport, TaskScore, incomparable
 from shared.contracts.status_figures import FigureFamily
+from shared.paired import Answer, recorded_answers
 from shared.plain_files import NO_FILE, read_plain_end
 from shared.rewards import LocalOnly
 from shared.run_records import (
@@ -57,6 +58,8 @@ class Evaluation:
     scorer: str = ""
     pass_rule: str = ""
     per_task: Mapping[str, TaskScore] = field(default_factory=dict)
+    answers: tuple[Answer, ...] = ()
+    """To each question, of the base policy's and the newest one on record here."""
 
     @classmethod
     def of(cls, report: EvalReport) -> Evaluation:
@@ -226,6 +229,8 @@ def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
         bases: dict[HeldOutSet, Evaluation] = {}
         for line in eval_lines(file):
             if (each := _evaluation(line)) is not None:
+                if newest and newest[-1].policy_version:  # answers of those in between are not compared
+                    newest[-1] = replace(newest[-1], answers=())
                 newest.append(each)
                 if each.policy_version == 0 and (each.held_out_set in bases or len(bases) < _SETS_KEPT):
                     bases[each.held_out_set] = each
@@ -382,7 +387,7 @@ def _margin(variance: float, looks: int) -> float:
 def _evaluation(line: Mapping[str, Any]) -> Evaluation | None:
     """The evaluation of a line; None if no generator writes such a line."""
     if (report := eval_report("node", line)) is not None:
-        return Evaluation.of(report)
+        return replace(Evaluation.of(report), answers=recorded_answers(line))
     unscored = line.get("pass_rate") is None and line.get("mean_reward") is None and line.get("unknown")
     report = eval_report("node", {**line, "mean_reward": 0.0}) if unscored else None
     return None if report is None else replace(Evaluation.of(report), mean_reward=None)

@@ -273,10 +273,16 @@ def held_out_history(
     for report in sorted(reports, key=lambda report: report.created_at):
         for later in [version for version in by_version if version > report.policy_version and not in_files]:
             del by_version[later]
-        by_version[report.policy_version] = Evaluation.of(report)
+        by_version[report.policy_version] = _reported(report, by_version)
     if bucket is not None:
-        by_version[bucket.policy_version] = Evaluation.of(bucket)
+        by_version[bucket.policy_version] = _reported(bucket, by_version)
     return tuple(by_version[version] for version in sorted(by_version))
+
+
+def _reported(report: EvalReport, known: Mapping[int, Evaluation]) -> Evaluation:
+    """The evaluation of a report, with its answers where the file has the same one."""
+    found, same = Evaluation.of(report), known.get(report.policy_version)
+    return found if same is None or same.at != found.at else replace(found, answers=same.answers)
 
 
 def judged(

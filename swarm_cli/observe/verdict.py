@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from shared.paired import Pairs, paired
 from shared.rewards import Mark
 from shared.run_records import EVAL_FILE, reward_changes, unreadable
 from shared.text import visible
@@ -114,7 +115,7 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
     """Judge a node's run. `steps` are lines of `metrics.jsonl` in order, `evaluations` by policy
     version; either may be empty. lost: a sentence about evaluations that cannot be read.
     """
-    outcome, held_out, _ = held_out_verdict(evaluations, lost)
+    outcome, held_out, *_ = held_out_verdict(evaluations, lost)
     changed = _changed_words(steps, evaluations)
     steps = _judged_alike(steps, evaluations)
     symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
@@ -157,13 +158,14 @@ def node_verdict(folder: Path, *, ended: bool = False) -> tuple[str, ...]:
 
 class HeldOutVerdict(NamedTuple):
     """The judgement of a node by its held-out tasks alone. `words`: a sentence. `chance`: how far
-    apart by chance the newest pass rate and the base policy's may be; None if they cannot be
-    judged.
+    apart by chance the newest score and the base policy's may be; None if they cannot be judged.
+    `pairs`: what changed question by question, where both evaluations' answers are on record.
     """
 
     outcome: Outcome
     words: str
     chance: float | None = None
+    pairs: Pairs | None = None
 
 
 def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldOutVerdict:
@@ -179,8 +181,8 @@ def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldO
     if newest is None or base is None or len(alike) < 2:
         return HeldOutVerdict(Outcome.UNKNOWN, lost or _missing(evaluations))
     if newest.pass_rate is None or base.pass_rate is None:
-        words = f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
-        return HeldOutVerdict(Outcome.UNKNOWN, words)
+        words = f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}"
+        return _by_reward(newest, base, words) or HeldOutVerdict(Outcome.UNKNOWN, f"{words}; {NO_PASS_SHOWN}")
     best = max(alike, key=lambda each: each.pass_rate or 0.0)
     fewest = min((base, newest, best), key=lambda each: each.n)
     if fewest.n < FEWEST_TASKS:
@@ -188,18 +190,32 @@ def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldO
     if best.pass_rate == 0 and base.mean_reward is not None and newest.mean_reward:
         words = f"mean held-out reward {_mean(newest)}, of the base policy {_mean(base)}"
         return HeldOutVerdict(Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}")
-    gain, chance = newest.pass_rate - base.pass_rate, margin(newest, base, 2)
-    if gain < -chance:
-        words = f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
-        return HeldOutVerdict(Outcome.FAILED, words, chance)
+    pairs, gain = paired(base.answers, newest.answers), newest.pass_rate - base.pass_rate
+    chance, changed = (margin(newest, base, 2), "") if pairs is None else (pairs.chance, f": {pairs.words}")
+    beyond = 0 if abs(each := gain if pairs is None else pairs.gain) <= chance else math.copysign(1, each)
+    if beyond < 0:
+        words = f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}{changed}"
+        return HeldOutVerdict(Outcome.FAILED, words, chance, pairs)
     if (best.pass_rate or 0.0) - newest.pass_rate > margin(best, newest, 2 * len(alike)):
         words = f"held-out fell from its best, {best} at version {best.policy_version}, to {newest.pass_rate:.3f}"
-        outcome = Outcome.FELL if gain > chance else Outcome.FAILED
-        return HeldOutVerdict(outcome, f"{words} (base {base.pass_rate:.3f})", chance)
-    words = f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy"
-    if gain > chance:
-        return HeldOutVerdict(Outcome.LEARNED, words, chance)
-    return HeldOutVerdict(Outcome.UNCLEAR, f"{words}; chance explains up to {chance:.3f} on {newest.n} tasks", chance)
+        outcome = Outcome.FELL if beyond else Outcome.FAILED
+        return HeldOutVerdict(outcome, f"{words} (base {base.pass_rate:.3f})", chance, pairs)
+    words = f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy{changed}"
+    if beyond:
+        return HeldOutVerdict(Outcome.LEARNED, words, chance, pairs)
+    return HeldOutVerdict(Outcome.UNCLEAR, f"{words}; chance explains up to {chance:.3f} on {newest.n} tasks", chance, pairs)
+
+
+def _by_reward(newest: Evaluation, base: Evaluation, words: str) -> HeldOutVerdict | None:
+    """The judgement by mean rewards; None without the answers to each question, because their
+    spread is not known then.
+    """
+    pairs = paired(base.answers, newest.answers, by_reward=True)
+    if pairs is None or pairs.n < FEWEST_TASKS:
+        return None
+    outcome = Outcome.UNCLEAR if abs(pairs.gain) <= pairs.chance else Outcome.LEARNED if pairs.gain > 0 else Outcome.FAILED
+    fell = "held-out fell below the base policy's: " if outcome is Outcome.FAILED else ""
+    return HeldOutVerdict(outcome, f"{fell}{words}, {pairs.gain:+.3f} ({pairs.words})", pairs.chance, pairs)
 
 
 def _judged_alike(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> Sequence[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 from services.generator.evaluation import eval_line
 from services.trainer.records import batch_line, trained_line
 from shared.contracts.control import EvalReport
+from shared.paired import ANSWERS_FIELD
 from shared.run_records import BATCHES_FILE, EVAL_FILE, EVAL_SETS_FILE, METRICS_FILE, SAMPLES_FILE, TRAINED_FILE
 from swarm_cli.runs import RunNote, StartOptions, write_end, write_note
 from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, WAIT_MS, Looker, a_browser
@@ -92,7 +93,9 @@ def answered(folder: Path) -> None:
             for index, (kind, rewards) in enumerate(kinds.items())
         ]  # fmt: skip
         with (folder / EVAL_FILE).open("a") as file:
-            file.write(json.dumps(eval_line(report)) + "\n")
+            right = range(64) if version == 0 else range(2, 168)
+            answers = [[float(each in right), each in right] for each in range(200)]
+            file.write(json.dumps({**eval_line(report), ANSWERS_FIELD: answers}) + "\n")
         with (folder / SAMPLES_FILE).open("a") as file:
             file.write(json.dumps({"policy_version": version, "time": 1.0, "samples": samples}) + "\n")
 
@@ -107,7 +110,8 @@ def test_the_page_says_first_whether_the_model_got_better_and_then_what_it_said_
             looker.page.set_viewport_size({"width": 1280, "height": 800})
             page = looker.open(shown.url)
             assert page.locator("main h1").inner_text() == "Your model got better"
-            assert "166 of 200 held-out questions right, 102 more" in page.locator(".lead p").first.inner_text()
+            told = page.locator(".lead p").first.inner_text()
+            assert "166 of 200 held-out questions right, 102 more" in told and "(104 newly right, 2 lost)" in told
             for part in ("h1", ".lead b", "#answer .chart >> nth=0", ".figures", ".trained"):
                 box = page.locator(f"main {part}").first.bounding_box()
                 assert box is not None and box["y"] + box["height"] <= 800, f"{part} is seen without scrolling"

@@ -59,7 +59,11 @@ def test_the_services_end_in_time_when_the_run_does(finished: subprocess.Complet
 
 def test_the_node_leaves_its_steps_and_evaluations(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
     assert [step["step"] for step in read_steps(swarm.node_dir("alpha"))] == list(range(1, STEPS + 1))
-    versions = [evaluation.policy_version for evaluation in read_evaluations(swarm.node_dir("alpha"))]
+    found = read_evaluations(swarm.node_dir("alpha"))
+    for each in (found[0], found[-1]):
+        rates = [sum(bool(passed) for _, passed in each.answers), len(each.answers)]
+        assert rates == [round((each.pass_rate or 0.0) * each.n), each.n], "each question's answer, by which the two are compared"
+    versions = [evaluation.policy_version for evaluation in found]
     assert versions[0] == 0, "the base policy was not evaluated"
     assert versions[-1] == STEPS
     assert (swarm.node_dir("alpha") / "trainer.log").stat().st_size > 0

@@ -26,7 +26,9 @@ def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_mode
     node = trained(tmp_path / "monday" / "alpha", base, trainable_tensors(model))
     scores = ({"policy_version": 0, "n": 8, "pass_rate": 0.125}, {"policy_version": 1, "n": 8, "pass_rate": 0.5})
     per_task = ({"gcd": {"pass_rate": 0.25}}, {"gcd": {"pass_rate": 0.75}})
-    lines = [json.dumps({**score, "per_task": by_task}) for score, by_task in zip(scores, per_task, strict=True)]
+    answers = [[[float(place < right), place < right] for place in range(8)] for right in (1, 4)]
+    found = zip(scores, per_task, answers, strict=True)
+    lines = [json.dumps({**score, "per_task": by_task, "answers": each}) for score, by_task, each in found]
     (node / "eval.jsonl").write_text("\n".join(lines) + "\n")
     steps = [{"step": 1, "groups_local": 3, "groups_external": 2}, {"step": 2, "groups_local": 9, "groups_external": 0}]
     trained_of = {"alpha": {"gcd": 2}, "beta": {"gcd": 1, "lcm": 1}}
@@ -37,6 +39,7 @@ def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_mode
     assert "shards" not in "".join(capfd.readouterr()), "no bars meant for people who save models by hand"
     card = (out / CARD).read_text()
     assert "the folder `little`" in card and str(tmp_path) not in card
+    assert "The same questions, version 0 against version 1: 3 newly right, 0 lost (p 0.25)." in card
     assert "| steps | 1 |" in card and "| run | monday, node alpha |" in card
     assert "| all | 0.125 | 0.500 |" in card and "| sums.jsonl (gcd) | 0.250 | 0.750 |" in card
     assert "| asked with the system prompt | Be brief \\| 1 |" in card

@@ -13,7 +13,7 @@ from shared.contracts.messages import Task, TaskRef
 from shared.contracts.wire import MessageError, ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import SignatureStatus, SignedStatement, check_statement, sign_statement, statement_content
-from shared.tasks.held_out import held_out_id
+from shared.tasks.held_out import held_out_id, held_out_order
 from shared.tasks.prompt import text_task
 from swarm_cli.observe.evaluation_log import (
     KEYS_A_NAME,
@@ -126,6 +126,8 @@ def test_the_id_of_a_held_out_set_follows_its_tasks_and_not_their_order() -> Non
 
     base = held_out_id([task(1), task(2)])
     assert held_out_id([task(2), task(1)]) == base
+    asked = [task(2), task(3), task(1)]
+    assert [asked[place] for place in held_out_order(asked)] == [task(1), task(2), task(3)], "and so does their order on record"
     assert len({base, *map(held_out_id, ([task(1)], [task(1), task(3)], [task(1), task(2, "other")]))}) == 4
 
 
