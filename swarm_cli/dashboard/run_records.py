@@ -28,6 +28,7 @@ from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.run_files import SetCurve, SetResult, read_sets, set_chance, thinned
 from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.rollouts.judge import bonus
 from swarm_cli.rollouts.records import HeldOutSample, Samples, read_samples
 
 CELLS_A_NODE = 5_000
@@ -311,9 +312,9 @@ def lengths_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint]) 
 def answers_object(base: Samples | None, newest: Samples, names: FileNames) -> dict[str, Any]:
     """The same held-out questions answered before training and now, in the order of the newest
     evaluation. An answer is its text, its reward, whether it passes and, of several rewards, the
-    value of each; None where it is not on record: `before` of other questions, `now` before the
-    first step. `other_reward`: the answers before training were scored by another reward, which is
-    left out.
+    value of each and what it earned as a bonus alone (`judge.bonus`); None where it is not on
+    record: `before` of other questions, `now` before the first step. `other_reward`: the answers
+    before training were scored by another reward, which is left out.
     """
     other_reward = base is not None and None not in (base.scorer, newest.scorer) and base.scorer != newest.scorer
     first = {each.key: each for each in (base.samples if base is not None else [])}
@@ -363,7 +364,8 @@ def _answer(sample: HeldOutSample | None, *, scored: bool = True) -> list[Any] |
     if sample is None:
         return None
     if not scored:
-        return [cut_text(sample.text, ANSWER_CHARACTERS), None, None, {}]
+        return [cut_text(sample.text, ANSWER_CHARACTERS), None, None, {}, ""]
     parts = {visible(name, 60): None if value is None else as_shown(value) for name, value in sample.parts.items()}
     reward = None if sample.reward is None else as_shown(sample.reward)
-    return [cut_text(sample.text, ANSWER_CHARACTERS), reward, sample.passed, parts]
+    only = bonus(sample.reward, sample.passed, sample.parts)
+    return [cut_text(sample.text, ANSWER_CHARACTERS), reward, sample.passed, parts, only]

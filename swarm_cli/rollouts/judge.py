@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -166,7 +166,8 @@ class Judge:
         shown, passed = None if read == text.strip() else read, passes(scored, place)
         if scored.origin != "local" and passed is False and not self._partial_credit:
             return Judged(self.verifier(scored), shown, "counts as wrong", replaced=True)
-        return Judged(self.verifier(scored), shown, marks(reward, passed))
+        parts = {name: values[place] for name, values in scored.parts.items()}
+        return Judged(self.verifier(scored), shown, marks(reward, passed, parts))
 
     def _by_reward_file(self, scored: ScoredGroup) -> bool:
         from shared.reward_files import has_rewards
@@ -245,13 +246,26 @@ def _shown(verifier: str) -> str:
     return verifier_words(verifier) if has_rewards(verifier) else verifier
 
 
-def marks(reward: float | None, passed: bool | None) -> str:
-    """A reward in words."""
+def marks(reward: float | None, passed: bool | None, parts: Mapping[str, float | None]) -> str:
+    """A reward in words. parts: of several rewards, the value of each."""
     if reward is None:
         return "unknown"
     if passed is None:
         return "no pass defined"
-    return "right" if passed else "part of the reward" if reward > 0.0 else "wrong"
+    if passed or reward <= 0.0:
+        return "right" if passed else "wrong"
+    only = bonus(reward, passed, parts)
+    return f"wrong; {only}" if only else "part of the reward"
+
+
+def bonus(reward: float | None, passed: bool | None, parts: Mapping[str, float | None]) -> str:
+    """The reward of an answer that does not pass and earns nothing of the first of several rewards,
+    such as `0.1 of length`; empty for any other answer.
+    """
+    first, *others = [*parts.items(), ("", None)]
+    earned = [visible(name, 60) for name, value in others if value is not None and value > 0.0]
+    is_bonus = reward is not None and reward > 0.0 and passed is False and (first[1] or 0.0) <= 0.0
+    return f"{reward:.3g} of {' and '.join(earned)}" if is_bonus and earned else ""
 
 
 def judge_of(config: NodeConfig, given: Path | None, run: str, names: FileNames = UNNAMED, *, node_url: str = "") -> Judge:

@@ -267,7 +267,7 @@ def show_question(
         parts = "".join(f"\n{name}: {value}" for name, value in part_words(sample.parts))
         cells = (
             str(version),
-            f"{reward}({marks(sample.reward, sample.passed)}){parts}",
+            f"{reward}({marks(sample.reward, sample.passed, sample.parts)}){parts}",
             str(sample.tokens),
             visible(sample.finish_reason),
         )

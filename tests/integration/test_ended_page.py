@@ -225,7 +225,9 @@ def test_evaluation_sets_are_drawn_with_the_base_policy_and_a_change_of_the_rewa
     (folder / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in changed))
     samples = (folder / SAMPLES_FILE).read_text()
     parts = {"accuracy": 0.2, "format": None}
-    (folder / SAMPLES_FILE).write_text(samples.replace('"reward": 0.2,', f'"reward": 0.2, "parts": {json.dumps(parts)},'))
+    samples = samples.replace('"reward": 0.2,', f'"reward": 0.2, "parts": {json.dumps(parts)},')
+    bonus = '"reward": 0.1, "parts": {"accuracy": 0.0, "short": 1.0},'
+    (folder / SAMPLES_FILE).write_text(samples.replace('"reward": 0.0,', bonus, 1))
     shown = Dashboard("", "--run", "first", var_dir=var_dir)
     try:
         shown.until(lambda found: bool(found.get("leaderboard")), "its score")
@@ -254,6 +256,9 @@ def test_evaluation_sets_are_drawn_with_the_base_policy_and_a_change_of_the_rewa
             assert "before step 60" in page.locator(".trained").inner_text()
             told = page.locator(".qa .verdict.part small").inner_text()
             assert "accuracy 0.20" in told and "format does not apply" in told
+            assert "wrong; 0.1 of short" in page.locator(".qa .verdict.wrong small").inner_text(), (
+                "a bonus is no part of being right"
+            )
             looker.check()
             looker.close()
     finally:

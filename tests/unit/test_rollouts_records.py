@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from services.generator.engines.base import Sample
@@ -18,6 +19,7 @@ from shared.tasks.derive import derive_task, task_ref
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
 from swarm_cli.observe.run_files import thinned
+from swarm_cli.rollouts.judge import marks
 from swarm_cli.rollouts.records import TrainedRecords, read_samples, training_outcome
 from swarm_cli.runs import NOTE
 
@@ -176,3 +178,21 @@ def test_of_several_rewards_the_value_of_each_stands_in_the_samples(tmp_path: Pa
     (tmp_path / "samples.jsonl").write_text(line + "\n")
     (read,) = read_samples(tmp_path)
     assert [each.parts for each in read.samples] == [parts, {}] and read.scorer == "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("reward", "passed", "parts", "told"),
+    [
+        (0.1, False, {"accuracy": 0.0, "length": 1.0}, "wrong; 0.1 of length"),
+        (0.3, False, {"accuracy": None, "length": 1.0, "format": 0.5, "x": 0.0}, "wrong; 0.3 of length and format"),
+        (0.6, False, {"accuracy": 0.5, "length": 1.0}, "part of the reward"),
+        (0.5, False, {}, "part of the reward"),
+        (0.0, False, {"accuracy": 0.0, "length": 0.0}, "wrong"),
+        (1.1, True, {"accuracy": 1.0, "length": 1.0}, "right"),
+        (0.1, None, {"accuracy": 0.0, "length": 1.0}, "no pass defined"),
+    ],
+)
+def test_a_wrong_answer_that_earned_only_a_bonus_is_wrong_and_says_of_which_reward(
+    reward: float, passed: bool | None, parts: dict[str, float | None], told: str
+) -> None:
+    assert marks(reward, passed, parts) == told

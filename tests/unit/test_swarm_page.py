@@ -254,13 +254,13 @@ def test_answers_are_compared_by_question_and_those_of_other_questions_have_no_b
     newest = Samples(9, NOW, [sample(2, "c", False), sample(1, "d", True), sample(3, "e", None)])
     told = answers_object(base, newest, FileNames())
     assert told["version"] == 9 and [(row["before"], row["now"]) for row in told["rows"]] == [
-        (["b", 1.0, True, {}], ["c", 0.0, False, {}]),
-        (["a", 0.0, False, {}], ["d", 1.0, True, {}]),
-        (None, ["e", None, None, {}]),
+        (["b", 1.0, True, {}, ""], ["c", 0.0, False, {}, ""]),
+        (["a", 0.0, False, {}, ""], ["d", 1.0, True, {}, ""]),
+        (None, ["e", None, None, {}, ""]),
     ]
     old, new = (structs.replace(each, scorer=scorer) for each, scorer in ((base, "1" * 64), (newest, "2" * 64)))
     told = answers_object(old, new, FileNames())
-    assert told["other_reward"] and told["rows"][0]["before"] == ["b", None, None, {}], "an old reward is none beside a new one"
+    assert told["other_reward"] and told["rows"][0]["before"] == ["b", None, None, {}, ""], "an old reward is none beside a new one"
     assert [row["now"] for row in answers_object(base, base, FileNames())["rows"]] == [None, None], "nothing was trained yet"
 
 

@@ -76,8 +76,8 @@ async function showGroup(node, step, place) {
 }
 
 function completionCard(completion) {
-  const id = `completion-${completion.place}`, right = completion.passed;
-  const earned = el("p", { class: right ? "right" : right === false && !(completion.reward > 0) ? "wrong" : "" }, `${right === null ? "–" : right ? "✓" : completion.reward > 0 ? "◐" : "✗"} ${completion.judged.replaced ? completion.judged.marks : `reward ${ratio(completion.reward, 2)}`} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
+  const id = `completion-${completion.place}`, right = completion.passed, bonus = completion.judged.marks.startsWith("wrong; "), part = completion.reward > 0 && !bonus;
+  const earned = el("p", { class: right ? "right" : right === false && !part ? "wrong" : "" }, `${right === null ? "–" : right ? "✓" : part ? "◐" : "✗"} ${completion.judged.replaced || bonus ? completion.judged.marks : `reward ${ratio(completion.reward, 2)}`} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
   const judged = completion.judged.read_as === null ? "the whole text" : completion.judged.read_as || "(nothing)";
   return el("article", { class: "card", "aria-labelledby": id },
     el("h3", { id, text: `Completion ${completion.place}` }), earned,

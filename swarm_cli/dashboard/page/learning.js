@@ -189,10 +189,10 @@ const shortened = (text) => { const whole = text.trim(), parts = whole.split(/\n
 
 function judged(one, unscored = false) {
   if (!one) return el("span", { class: "soft small", text: "not on record" });
-  const [text, reward, passed, parts] = one, kind = unscored ? "scored" : reward === null ? "unknown" : passed === null ? "scored" : passed ? "right" : reward > 0 ? "part" : "wrong";
+  const [text, reward, passed, parts, bonus] = one, kind = unscored ? "scored" : reward === null ? "unknown" : passed === null ? "scored" : passed ? "right" : reward > 0 && !bonus ? "part" : "wrong";
   const [mark, words] = { right: ["✓", "Right: "], wrong: ["✗", "Wrong: "], part: ["◐", "Part of the reward: "], scored: ["–", ""], unknown: ["?", "Reward unknown: "] }[kind];
   const each = Object.entries(parts || {}).map(([reward, value]) => `${reward} ${value === null ? "does not apply" : ratio(value, 2)}`);
-  const told = [reward !== null && (kind === "part" || kind === "scored") ? `reward ${ratio(reward, 2)}` : kind === "unknown" ? "its reward is unknown" : "", each.join(", ")].filter(Boolean).join(": ");
+  const told = [bonus ? `wrong; ${bonus}` : reward !== null && (kind === "part" || kind === "scored") ? `reward ${ratio(reward, 2)}` : kind === "unknown" ? "its reward is unknown" : "", each.join(", ")].filter(Boolean).join(": ");
   return el("div", { class: `verdict ${kind}` }, el("span", { class: "m", "aria-hidden": "true", text: mark }), el("span", {}, el("span", { class: "hidden", text: words }), el("span", { class: "say", dir: "auto", text: text.trim().replace(/\n\s*\n+/g, "\n") || "(empty)" })), told ? el("small", { text: told }) : null);
 }
 
