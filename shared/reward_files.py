@@ -104,24 +104,28 @@ class Module(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Signature:
     """The parameters of a function, of which those in `required` have no default. `takes_all`: it
-    has `**columns` and reads them.
+    has `**columns` and reads them; `reads`: those of them that it reads by name.
     """
 
     names: tuple[str, ...]
     required: frozenset[str]
     takes_more: bool = False
     takes_all: bool = False
+    reads: frozenset[str] = frozenset()
 
     @property
     def form(self) -> str:
         """`group` as TRL calls it, `verl`, `plain`, or `judge`; empty for none of them."""
-        if "completions" in self.names:
+        return self._form({*self.names}) or self._form({*self.names, *self.reads})
+
+    def _form(self, names: set[str]) -> str:
+        if "completions" in names:
             return "group"
-        if {"task", "answer", "replies"} <= {*self.names}:
+        if {"task", "answer", "replies"} <= names:
             return "judge" if self.required <= {"task", "answer", "replies"} else ""
-        if {"solution_str", "ground_truth"} <= {*self.names}:
+        if {"solution_str", "ground_truth"} <= names:
             return "verl" if self.required <= {"data_source", "solution_str", "ground_truth", "extra_info"} else ""
-        return "plain" if {"answer", "reference"} <= {*self.names} and self.required <= {"answer", "reference"} else ""
+        return "plain" if {"answer", "reference"} <= names and self.required <= {"answer", "reference"} else ""
 
     @property
     def columns(self) -> frozenset[str]:
@@ -199,7 +203,7 @@ def not_given(verifier: str) -> Iterator[str]:
             continue  # which `reward_problems` tells
         if code is None or _signature(code).form != "group":
             continue
-        defaults, read = _defaults(code), _read_of_more(code)
+        defaults, read = _defaults(code), _signature(code).reads
         for name in ("completion_ids", "trainer_state"):  # TRL gives `environments` only where it has some
             if name in defaults:
                 instead = f"here it gets its default, {defaults[name]}"
@@ -460,7 +464,7 @@ def _signature(code: _Code) -> Signature:
     names = tuple(each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs))
     more = _more(code)
     reads = any(isinstance(each, ast.Name) and each.id == more for each in _inside(code))
-    return Signature(names, frozenset(names) - _defaults(code).keys(), bool(more), bool(more) and reads)
+    return Signature(names, frozenset(names) - _defaults(code).keys(), bool(more), bool(more) and reads, _read_of_more(code))
 
 
 def _defaults(code: _Code) -> dict[str, str]:

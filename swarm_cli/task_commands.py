@@ -138,10 +138,11 @@ def score(
     if result.printed:
         note(f"it prints:\n{indented(result.printed)}" if "\n" in result.printed else f"it prints: {result.printed}")
     if reward is None:
-        leaves = "this answer leaves its group"
+        leaves, why = "this answer leaves its group", WHY.get(mark, result.detail)
         if mark in FAILURES and is_given_groups(source.verifier):
             leaves = "all answers of its group leave it, as one call scores all of them"
-        note(f"{verifier_words(source.verifier)} {WHY.get(mark, result.detail)}: in a run, {leaves}")
+        below = any(why in trial.problem for trial in trials)
+        note(f"in a run, {leaves}: see below" if below else f"{verifier_words(source.verifier)} {why}: in a run, {leaves}")
     else:
         note(f"this answer earns {Tried(reward, passed, mark, result.detail, result.seconds)}")
     for sentence in not_given(source.verifier):

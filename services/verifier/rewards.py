@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from shared.reward_files import code_hash, not_given, parts_of, verifier_words
 from shared.rewards import SANDBOXED, LocalOnly, Mark, unknown_of
 from shared.run_records import read_jsonl, unknown_file
 from shared.runtime import FatalError
+from shared.runtime.exits import FILE_VARIABLE
 from shared.runtime.logs import Log
 from shared.tasks.derive import TaskError
 from shared.tasks.evaluation import REMEDY_NO_PASS, PassRules
@@ -95,7 +97,9 @@ class RewardKnowledge:
             if trial.local_only:
                 self.local_only.setdefault(trial.spec.dataset, LocalOnly.GROUP_DEPENDENT)
             if trial.problem:
-                self._log.warning("reward_tried", task=trial.spec.dataset, reason=trial.problem, figures=trial.figures)
+                # `swarm up` and `swarm join` have said it before they started this process.
+                say = self._log.info if FILE_VARIABLE in os.environ else self._log.warning
+                say("reward_tried", task=trial.spec.dataset, reason=trial.problem, figures=trial.figures)
         own = {spec.dataset: spec.file_name if spec.source == "file" else spec.dataset for spec in self._config.tasks}
         found = {dataset: why for dataset, why in self.local_only.items() if dataset in own}
         for dataset, why in found.items():

@@ -12,10 +12,11 @@ import asyncio
 import inspect
 import json
 import linecache
+import os
 import re
 import selectors
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSequence, Sequence
 from functools import lru_cache
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -30,6 +31,7 @@ from shared.registry import failure, plugin_errors
 from shared.reward_files import (
     MAX_REQUEST_CHARS,
     MAX_REQUESTS,
+    NOTED_NOWHERE,
     REQUESTS,
     Module,
     Part,
@@ -178,6 +180,10 @@ class RewardFunction:
         self._call = namespace[part.function]
         if isinstance(self._call, type):
             told = f"{part.function} is a class: name a function, or an object that is made of it and can be called"
+            raise TaskError("task_verifier", f"{part.file}: {told}")
+        if isinstance(self._call, list | tuple):
+            one = part.title.removesuffix(part.function)
+            told = f'{part.function} is a {type(self._call).__name__}: name each reward of it, rewards = ["{one}...", "{one}..."]'
             raise TaskError("task_verifier", f"{part.file}: {told}")
         if not callable(self._call):
             raise TaskError("task_verifier", f"{part.file}: {part.function} is a {type(self._call).__name__} and no function")
@@ -330,7 +336,7 @@ class RewardFunction:
             arguments["completions"] = texts
         if "prompts" in signature.names or signature.takes_more:
             arguments["prompts"] = [prompt] * count
-        for name in {"log_extra", "log_metric"} & {*signature.names}:
+        for name in NOTED_NOWHERE & {*signature.names, *signature.reads}:
             arguments[name] = _note_nothing
         return arguments
 
@@ -427,10 +433,10 @@ def _one_of(returned: Any) -> Any:
 
 
 def _listed(returned: Any) -> list[Any] | None:
-    """A list, a tuple or an array as a list; None for anything else."""
+    """A list, a tuple, an array or what a generator yields as a list; None for anything else."""
     if hasattr(returned, "tolist"):
         returned = returned.tolist()
-    return list(returned) if isinstance(returned, list | tuple) else None
+    return list(returned) if isinstance(returned, list | tuple | Iterator) else None
 
 
 def _counted(count: int, noun: str) -> str:
@@ -484,7 +490,13 @@ def _failure_words(error: BaseException) -> str:
 
 
 def _other_way(causes: Sequence[BaseException]) -> str:
-    """How code that starts threads or an event loop of its own can be written for the sandbox."""
+    """How code that reads files, starts threads or an event loop of its own can be written for the
+    sandbox.
+    """
+    named = [each.filename for each in causes if isinstance(each, OSError) and isinstance(each.filename, str)]
+    paths = [Path(folder, name) for folder in _folders for name in named]
+    if any(path.parent == Path(folder) and os.path.isfile(path) for path in paths for folder in _folders):
+        return "write what it reads as a Python file beside the reward, and import that; "
     files = {frame.f_code.co_filename for each in causes for frame, _ in walk_tb(each.__traceback__)}
     if any(file.endswith(("/asyncio/runners.py", "/asyncio/events.py")) for file in files):
         return "write it as `async def` and await there; "
@@ -542,6 +554,8 @@ class _Beside(MetaPathFinder):
 
 
 _beside = _Beside()
+_folders: set[str] = set()
+"""Folders of the files that were run."""
 
 
 @lru_cache(maxsize=64)
@@ -554,6 +568,7 @@ def loaded_file(file: str) -> dict[str, Any]:
     if _beside not in sys.meta_path:
         sys.meta_path.append(_beside)
     _beside.modules.update((module.name, module) for module in others)
+    _folders.add(str(Path(file).parent))
     name = f"{_MODULE}{code_hash(file)}"
     module = module_from_spec(_Source(first).spec(name))
     module.__file__ = file

@@ -147,6 +147,7 @@ class Newcomer:
         tasks = deriving()
         yield findings.tasks(config, accepts, sources_message(tasks.problems) if tasks.problems else "")
         yield from findings.rows(config, tasks.files)
+        yield from (findings.Finding("reward", None, sentence) for sentence in tasks.reward_warnings)
         yield findings.model(config, model())
 
     def look_at_ports(self, nats_port: int, base_port: int | None) -> Iterator[Finding]:

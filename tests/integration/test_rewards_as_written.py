@@ -24,7 +24,7 @@ from shared.contracts.control import RewardValues
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task
 from shared.reward_files import verifier_words
 from shared.run_records import read_jsonl, unknown_file
-from shared.runtime.exits import EXIT_CONFIG, FatalError
+from shared.runtime.exits import EXIT_CONFIG, FILE_VARIABLE, FatalError
 from shared.tasks.derive import derive_task, task_ref
 from shared.tasks.evaluation import NO_PASS
 from shared.tasks.file_source import with_row_name
@@ -447,4 +447,20 @@ def test_task_score_says_that_a_reward_is_unknown_and_what_references_earn(tmp_p
     assert told.exit_code == 0, told.output
     scored_answer = json.loads(told.stdout)
     assert (scored_answer["reward"], scored_answer["passed"], scored_answer["unknown"]) == (None, None, "raised")
-    assert "no such judge" in told.stderr and "the reference earns unknown (raised)" in told.stderr
+    assert told.stderr.count("no such judge") == 1, "once, though the answer and the references have the same cause"
+    assert "the reference earns unknown (raised)" in told.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("supervised", [False, True])
+async def test_what_a_command_said_of_a_reward_before_the_start_is_only_logged_after_it(
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervised: bool
+) -> None:
+    written(tmp_path, monkeypatch, ALWAYS_RAISES)
+    if supervised:
+        monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "deaths"))
+    with capture_logs() as logs:
+        async with verifier(node(tmp_path, nats_server().url)):
+            pass
+    (tried,) = [line for line in logs if line["event"] == "reward_tried"]
+    assert tried["log_level"] == ("info" if supervised else "warning")
