@@ -26,6 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -54,22 +55,15 @@ from shared.model.base_policy import BasePolicyRecipe, answer_loss, new_model, r
 from shared.model.prompts import render_prompt
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 
-Code = Callable[[str], str]
-"""From six digits to the answer of seven."""
-Draw = Callable[[], tuple[str, str]]
-"""Draws a question and its answer."""
 
-_NAMES = ("amber", "birch", "cedar", "denim", *(f"code{letter}" for letter in "abcdefghijkl"))
-
-
-def _code(name: str) -> Code:
+def _code(name: str) -> Callable[[str], str]:
     """The substitution code of this name, and whether the sum of the digits is odd."""
     table = str.maketrans("0123456789", "".join(random.Random(f"code {name}").sample("0123456789", 10)))
     return lambda digits: digits.translate(table) + str(sum(map(int, digits)) % 2)
 
 
-SKILLS = {name: _code(name) for name in _NAMES[:4]}
-TAUGHT_BEFORE = {name: _code(name) for name in _NAMES[4:]}
+SKILLS = {name: _code(name) for name in ("amber", "birch", "cedar", "denim")}
+TAUGHT_BEFORE = {name: _code(name) for name in (f"code{letter}" for letter in "abcdefghijkl")}
 
 
 def draw(name: str, rng: random.Random, *, form_only: bool = False) -> tuple[str, str]:
@@ -132,7 +126,7 @@ class Pupil:
         self._prompts: dict[str, list[int]] = {}  # by name, because rendering takes longer than a step
         self._digits = {digit: int(tokenizer.convert_tokens_to_ids(digit)) for digit in "0123456789"}
 
-    def teach(self, drawn: Draw, steps: int, rate: float, until: str | None = None) -> int:
+    def teach(self, drawn: Callable[[], tuple[str, str]], steps: int, rate: float, until: str | None = None) -> int:
         """Train on 32 questions a step, for so many steps or until it has a skill. Return the
         number of steps.
         """
@@ -298,22 +292,19 @@ class _InProcess:
 
 
 def run(spec_file: Path, out: Path, seeds: Sequence[int] = ()) -> None:
-    """Make the runs that `out` lacks, seed by seed; each seed teaches its specialists first. Only
-    with the first seed are weights averaged.
-    """
+    """Make the runs that `out` lacks, seed by seed; each seed teaches its specialists first."""
     register_skills()
     spec, base = load_spec(spec_file), base_policy()
     write_manifest(out, spec)
     floors = screen(cast(ScorerPool, _InProcess()), [TaskSpec(dataset=name) for name in SKILLS])
     write_floors(out, asyncio.run(floors))
     for seed in seeds or spec.seeds:
-        arms = [arm for arm in spec.arms if arm != "averaging" or seed == spec.seeds[0]]
-        if not (todo := runs_to_make(spec, out, arms, [seed])):
+        if not (todo := runs_to_make(spec, out, None, [seed])):
             continue
         plan = plan_run(spec, spec.base_arm, seed)
         taught = teach_specialists(base, Path(plan.nodes[0].config.model.path).parent, seed)
-        with (out / "taught.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"seed": seed, "pass_at_64": found_by_sampling(Simulation(plan)), "taught": taught}) + "\n")
+        found = {"seed": seed, "pass_at_64": found_by_sampling(Simulation(plan)), "taught": taught}
+        (out / f"taught-{seed}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
         for folder in todo:
             seconds = make_run(spec, folder, kind=Study)
             print(f"{folder.arm} seed {seed}: {seconds or 0:.0f} s", flush=True)
@@ -324,36 +315,32 @@ def run(spec_file: Path, out: Path, seeds: Sequence[int] = ()) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run. rates: held-out pass rates by round, means over nodes: `own` of the node's own
-    skill, `lacking` of those that it lacked at the start, and these by name. One policy that stands
-    for all has the mean of all skills as both. own_change: of the probability of right answers to
-    questions of the own skill. work: completions, answer tokens trained on, and CPU seconds, of all
-    nodes.
+    """One run. lacking: held-out pass rates by round, means over nodes, on the skills that a node
+    lacked at the start; on all for one policy. reached: the share of pairs of a node and such a
+    skill that end at 0.25 or more. own: the probability of right answers to the own skill's
+    questions, before and after. work, of all nodes: completions, answer tokens trained on, and CPU
+    seconds.
     """
 
-    rates: dict[str, list[Point]]
-    own_change: float
+    lacking: Sequence[Point]
+    reached: float
+    own: Sequence[float]
     work: tuple[float, float, float]
-
-    def end(self, kind: str) -> float:
-        """The pass rate after the last round."""
-        return self.rates[kind][-1][1]
 
 
 def outcome(records: Iterable[Mapping[str, Any]]) -> Outcome:
     """A run's outcome from its records."""
     lines = list(records)
-    cost = lines[-1]
-    rates: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    steps, cost = [line for line in lines if line["kind"] == "step"], lines[-1]
+    rates = defaultdict[int, list[float]](list)
     for line in lines:
         for name, (_, rate, _) in line["tasks"].items() if line["kind"] == "eval" else ():
-            own = cost["own"].get(line["node"])
-            for kind in ("own",) if name == own else ("lacking", name) if own else ("own", "lacking", name):
-                rates[kind][line["round"]].append(rate)
-    steps = [line for line in lines if line["kind"] == "step"]
+            if name != cost["own"].get(line["node"]):
+                rates[line["round"]].append(rate)
     return Outcome(
-        {kind: [(number, fmean(found)) for number, found in sorted(by_round.items())] for kind, by_round in rates.items()},
-        fmean(cost["passed"][1].values()) - fmean(cost["passed"][0].values()),
+        [(number, fmean(found)) for number, found in sorted(rates.items())],
+        fmean(rate >= 0.25 for rate in rates[max(rates)]),
+        [fmean(passed.values()) for passed in cost["passed"]],
         (sum(line["generated"] for line in steps), sum(line.get("tokens", 0) for line in steps), cost["cpu_s"]),
     )
 
@@ -370,30 +357,27 @@ def report(results: Path) -> str:
     for folder in finished_runs(results):
         runs[folder.arm][folder.seed] = outcome(read_records(folder.records))
     lines = [
-        f"| arm | seeds | lacking | own | own, change | {' | '.join(SKILLS)} | completions | tokens | CPU s |",
-        "|---" * (8 + len(SKILLS)) + "|",
+        "| arm | seeds | lacking | halfway | reached | own | change | completions | tokens | CPU s |",
+        "|---" * 10 + "|",
     ]
     for arm, by_seed in runs.items():
         if every := list(by_seed.values()):
-            cells = [_shown(one.end(kind) for one in every) for kind in ("lacking", "own", *SKILLS)]
-            cells.insert(2, _shown((one.own_change for one in every), "+"))
+            cells = [_shown(one.lacking[at][1] for one in every) for at in (-1, len(every[0].lacking) // 2)]
+            cells += [f"{fmean(one.reached for one in every):.2f}", f"{fmean(one.own[1] for one in every):.3f}"]
+            cells += [_shown((one.own[1] - one.own[0] for one in every), "+")]
             cells += [f"{fmean(each):,.0f}" for each in zip(*(one.work for one in every), strict=True)]
             lines.append(f"| {arm} | {len(every)} | " + " | ".join(cells) + " |")
     lines += ["", "| lacking skills, at the end | seeds | difference | p | p, corrected |", "|---|---|---|---|---|"]
-    ends = {arm: {seed: one.end("lacking") for seed, one in by_seed.items()} for arm, by_seed in runs.items()}
+    ends = {arm: {seed: one.lacking[-1][1] for seed, one in by_seed.items()} for arm, by_seed in runs.items()}
     pairs = {pair: paired_differences(*(ends[arm] for arm in pair.split("/"))) for pair in spec["confirm"]}
     p = {pair: sign_flip_p(found) for pair, found in pairs.items() if len(found) > 1}
     for pair, corrected in holm(p, len(pairs)).items():
         found = pairs[pair]
         lines.append(f"| {pair.replace('/', ' over ')} | {len(found)} | {_shown(found, '+')} | {p[pair]:.3f} | {corrected:.3f} |")
-    out = results / "report"
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    panels: dict[str, Callable[[Outcome], list[Point]]] = {
-        "skills that the node lacked": lambda one: one.rates["lacking"],
-        "the node's own skill": lambda one: one.rates["own"],
-    }
-    draw_panels("Held-out pass rate of four specialists", runs, panels, out / "lacking.png")
+    (results / "report").mkdir(parents=True, exist_ok=True)
+    (results / "report/report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    panels = [("four nodes, skills that each lacked", "round", attrgetter("lacking"))]
+    draw_panels("Held-out pass rate", runs, panels, results / "report/lacking.png")
     return "\n".join(lines)
 
 
