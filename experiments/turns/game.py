@@ -1,4 +1,4 @@
-"""A game of hidden state: a number from 1 to 15 that four guesses are to find."""
+"""A game of hidden state: a number from 1 to 7 that three guesses are to find."""
 
 import re
 
@@ -21,4 +21,4 @@ class Game:
 
 def guess_of(turn):
     """The number that a turn is; None for other texts."""
-    return int(turn) if re.fullmatch(r"[0-9]{1,2}", turn.strip()) else None
+    return int(turn.strip()) if re.fullmatch(r"[0-9]{1,2}", turn.strip()) else None

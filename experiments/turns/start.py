@@ -42,7 +42,10 @@ from shared.tasks.specs import checked_config
 HERE = Path(__file__).resolve().parent
 GAMES = Path("var/games.jsonl")
 SHAPE = BasePolicyRecipe(hidden_size=128, intermediate_size=256, layers=3, vocab_size=420)
-RECIPES = {"calculator": (6000, replace(SHAPE, steps=1500, batch_size=48)), "game": (3000, replace(SHAPE, steps=600))}
+RECIPES = {
+    "calculator": (6000, replace(SHAPE, steps=1500, batch_size=48)),
+    "game": (3000, replace(SHAPE, hidden_size=64, intermediate_size=128, layers=2, learning_rate=3e-3, steps=400)),
+}
 """Episodes and recipe of each."""
 
 
@@ -62,23 +65,18 @@ def calculator(task: PromptedTask, replies: Sequence[str], chance: random.Random
 
 
 def game(task: PromptedTask, replies: Sequence[str], chance: random.Random, said: Sequence[str]) -> str:
-    """What to guess next: mostly 7, whatever the replies were. Else any number, or one that the
-    replies allow.
-    """
-    draw = chance.random()
-    if draw < 0.45:
-        return "7"
-    low, high = 1, 15
-    if draw < 0.75:
+    """What to guess next: one time in three any number that the replies allow, else any number."""
+    low, high = 1, 7
+    if chance.random() < 1 / 3:
         for guess, reply in zip(map(int, said), replies, strict=True):
             low, high = (max(low, guess + 1), high) if reply == "higher" else (low, min(high, guess - 1))
-    return str(chance.randint(low, high) if low <= high else chance.randint(1, 15))
+    return str(chance.randint(low, high) if low <= high else chance.randint(1, 7))
 
 
 def write_games() -> None:
     """Write 4,000 games. Their numbers tell nothing of what they hide."""
     chance = random.Random(0)
-    rows = [{"question": f"Game {n}. Which number from 1 to 15?", "answer": chance.randint(1, 15)} for n in range(1000, 5000)]
+    rows = [{"question": f"Game {n}. Which number from 1 to 7?", "answer": chance.randint(1, 7)} for n in range(1000, 5000)]
     GAMES.parent.mkdir(exist_ok=True)
     GAMES.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -121,6 +119,8 @@ def build(name: str) -> None:
             ids = encode_answer(tokenizer, turn, ended=True, end_token_id=tokenizer.eos_token_id)
             rows.append((list(before), ids))
             before += ids + (between.between(replies[number]) if number < len(replies) else [])
+        if player is game:
+            rows[-len(said) :] = [(list(task.prompt_ids), before[len(task.prompt_ids) :])]
     model = new_model(recipe, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     for step in range(recipe.steps):
