@@ -65,9 +65,9 @@ def calculator(task: PromptedTask, replies: Sequence[str], chance: random.Random
 
 
 def game(task: PromptedTask, replies: Sequence[str], chance: random.Random, said: Sequence[str]) -> str:
-    """What to guess next: one time in three any number that the replies allow, else any number."""
+    """What to guess next: one time in six any number that the replies allow, else any number."""
     low, high = 1, 7
-    if chance.random() < 1 / 3:
+    if chance.random() < 1 / 6:
         for guess, reply in zip(map(int, said), replies, strict=True):
             low, high = (max(low, guess + 1), high) if reply == "higher" else (low, min(high, guess - 1))
     return str(chance.randint(low, high) if low <= high else chance.randint(1, 7))
