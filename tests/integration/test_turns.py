@@ -53,10 +53,10 @@ BASE = Path(__file__).resolve().parents[2] / "models" / "base"
 NOW_S = 1_000_000.0
 GAME = '''
 class Guess:
-    """Says twice whether the number is higher or lower, whatever the policy says."""
+    """Says whether the number is higher or lower, whatever the policy says, and never ends without it."""
 
     def reply(self, task, turns):
-        if turns[-1].strip() == task.task.answer or len(turns) > 2:
+        if turns[-1].strip() == task.task.answer:
             return None
         return "higher" if len(turns[-1]) % 2 else "lower"
 
@@ -108,6 +108,7 @@ async def test_the_trainer_trains_on_the_tokens_that_the_policy_sampled(tmp_path
         assert samples == again
         short = await episodes.sampled(prompted, 4, replace(params, max_new_tokens=9), seed=7, limit_s=100)
         assert all(len(each.token_ids) <= 9 for of_task in short for each in of_task)
+        assert max(len(each.turns) for of_task in samples for each in of_task) == 3  # max_turns: the game goes on
         several = 0
         async with ScorerPool.from_config(config.verifier, tasks=config.tasks, workers=1) as pool:
             for task, of_task in zip(prompted, samples, strict=True):
