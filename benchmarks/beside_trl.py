@@ -35,7 +35,7 @@ from benchmarks.waiting import descendants, free_ports
 from shared.config import load_config
 from shared.run_records import METRICS_FILE, read_jsonl
 from shared.tasks import held_out_tasks
-from shared.tasks.file_source import with_rows
+from shared.tasks.file_source import with_row_name
 
 GROUPS, COMPLETIONS, NEW_TOKENS, RATE = 4, 8, 24, 1e-5
 _DIGITS = {"min_terms": 2, "max_terms": 2, "min_digits": 1}
@@ -148,7 +148,7 @@ def hold_out(folder: Path, asked: int) -> None:
     try:
         os.chdir(folder)  # paths in node.toml are relative to it
         config = load_config(Path("node.toml"))
-        held = {json.dumps(task.ref.index) for task in held_out_tasks(with_rows(config.tasks), asked)}
+        held = {json.dumps(task.ref.index) for task in held_out_tasks([with_row_name(spec) for spec in config.tasks], asked)}
     finally:
         os.chdir(here)
     rows = (folder / "questions.jsonl").read_text().splitlines(keepends=True)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from lab.spec import Attack, Role, Spec, SpecError, merged
 from shared.config import NodeConfig
 from shared.tasks import TaskConfigError
-from shared.tasks.file_source import with_rows
+from shared.tasks.file_source import with_row_name
 
 _BARE = {
     "sampler": {"adapt": "off", "strategy": "uniform"},
@@ -83,7 +83,7 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
                 values = merged(values, {"eval": {"draw": seed}})
             try:
                 # The spec may have been read in a different process.
-                values["tasks"] = [task.model_dump() for task in with_rows(group.tasks or arm.tasks)]
+                values["tasks"] = [with_row_name(task).model_dump() for task in group.tasks or arm.tasks]
                 config = NodeConfig(**values)
             except TaskConfigError as error:
                 raise SpecError(str(error)) from None

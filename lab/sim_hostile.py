@@ -5,6 +5,7 @@ its attack sends.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 
 from lab.arms import PlannedRun
@@ -20,7 +21,6 @@ from shared.contracts.codec import unpack_logprobs
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.identity.keys import SigningKey
 from shared.model.prompts import render_prompt
-from shared.seeds import generator_from
 
 
 def names_of(name: str, role: str, names: int) -> list[str]:
@@ -59,7 +59,7 @@ class HostileNodes:
         return Hostile(
             number=number,
             attack=self._run.attack,
-            rng=generator_from(f"hostile {node.name} {self._run.seed} {number}"),
+            rng=random.Random(f"hostile {node.name} {self._run.seed} {number}"),
             made=[(each.group, each.rewards) for each in own],
             names=self._names[node.name],
             answer=self._shared.answer,

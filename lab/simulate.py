@@ -7,6 +7,7 @@ when due. All nodes advance together, and everything except time is the services
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +26,6 @@ from services.generator.engines.base import SamplingParams
 from services.sampler.composition import HeldOutResult
 from services.verifier.sharing import is_shared
 from shared.contracts.messages import Batch
-from shared.seeds import generator_from
 from shared.tasks.evaluation import summarise
 
 START_S = 1_700_000_000.0
@@ -136,7 +136,7 @@ class Simulation:
     def _arriving(self, sent: Sequence[SwarmMessage], number: int) -> list[SwarmMessage]:
         """The messages that arrive this round, from this and earlier rounds."""
         least, most = self.run_plan.delay_rounds
-        rng = generator_from(f"delay {self.run_plan.seed} {number}")
+        rng = random.Random(f"delay {self.run_plan.seed} {number}")
         for message in sent:
             self._under_way.setdefault(number + rng.randint(least, most), []).append(message)
         return self._under_way.pop(number, [])

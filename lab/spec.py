@@ -21,7 +21,7 @@ from shared.config import TaskSpec
 from shared.config.load import MAX_FILE_BYTES
 from shared.config.section import setting_name
 from shared.plain_files import read_named
-from shared.tasks.file_source import with_rows
+from shared.tasks.file_source import with_row_name
 from shared.text import error_text
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
@@ -36,7 +36,7 @@ _KEYS = "experiments/README.md lists a spec's own keys, `swarm config show` a no
 
 Role = Literal["honest", "informed", "opposed", "shortcut", "starve"]
 Overrides = dict[str, Any]
-Sources = Annotated[list[TaskSpec], AfterValidator(with_rows)]
+Sources = list[Annotated[TaskSpec, AfterValidator(with_row_name)]]
 """Sources that are files are read with the spec, so that they have names as datasets do."""
 
 

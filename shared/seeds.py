@@ -5,7 +5,6 @@ must agree without communicating.
 from __future__ import annotations
 
 import hashlib
-import random
 
 
 def bytes_from(text: str) -> bytes:
@@ -19,10 +18,3 @@ def bytes_from(text: str) -> bytes:
 def number_from(text: str, n_bytes: int = 8) -> int:
     """A number below `256**n_bytes`: the first of `bytes_from`, big-endian."""
     return int.from_bytes(bytes_from(text)[:n_bytes], "big")
-
-
-def generator_from(text: str) -> random.Random:
-    """A generator that is the same everywhere, for choices of which nobody else may depend on the
-    bytes: Python seeds it from the SHA-512 of `text`.
-    """
-    return random.Random(text)

@@ -8,12 +8,12 @@ would be. Training makes the nonsense more likely, so more of it passes in the n
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 
 from lab.attacks.view import WORDS, Hostile, answered, halves, under_names, ways_to_answer, with_texts, wrong_texts
 from shared.contracts.messages import RolloutGroup
-from shared.seeds import generator_from
 from shared.tasks.evaluation import PASS_REWARD
 
 _PREMISE = re.compile(r"^\.?\s*\d+\.\s+(.+)$", re.MULTILINE)
@@ -81,7 +81,7 @@ def _ladder(view: Hostile, group: RolloutGroup) -> list[str]:
     nonsense is always the same, so that it becomes likely.
     """
     answer = view.answer(group.task.ref)
-    words = generator_from("the same nonsense for ever").choices(WORDS, k=view.attack.filler_words)
+    words = random.Random("the same nonsense for ever").choices(WORDS, k=view.attack.filler_words)
     lengths = sorted({round(view.attack.filler_words * rung / 6) for rung in range(1, 7)}, reverse=True)
     behind = [answered(answer, " ".join(words[:length])) for length in lengths]
     return [text for text in (*behind, *ways_to_answer(answer)) if len(view.encode(text)) <= view.max_tokens] or [answer]

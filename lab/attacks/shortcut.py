@@ -19,7 +19,6 @@ import msgspec
 from lab.attacks.view import Hostile, Shortcut, answered, as_sampled, halves, under_names, with_texts
 from shared.config import TaskSpec
 from shared.contracts.messages import RolloutGroup, Task, TaskRef
-from shared.seeds import generator_from
 from shared.tasks.audit.candidates import copies
 from shared.tasks.derive import TaskError, dataset_size, derive_task, task_ref
 from shared.tasks.evaluation import PASS_REWARD
@@ -66,7 +65,7 @@ def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
     key = (source.dataset, source.canonical_config)
     if key not in view.shortcuts:
         passed: Counter[Shortcut] = Counter()
-        for task in asked_questions(source, _SCREENED, generator_from(f"screened {source.dataset}")):
+        for task in asked_questions(source, _SCREENED, random.Random(f"screened {source.dataset}")):
             candidates = copies(task.text)
             rewards = view.score(task.ref, [candidate.text for candidate in candidates])
             passed.update(

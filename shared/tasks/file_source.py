@@ -15,10 +15,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from shared.config.section import entry_lines, sources_message
 from shared.reward_files import NAMES_TOLD, columns_used, may_get_messages
 from shared.suggestions import did_you_mean
-from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_columns import USUAL, Columns, TextRow, text_rows
 from shared.tasks.file_formats import APART, UNCLOSED, FileSourceError, Row, place_in
 from shared.tasks.file_rows import FileRows, RowsWriter, register_rows
@@ -69,23 +67,6 @@ def load_rows(spec: TaskSpec) -> FileRows:
         _read[key] = _packed(spec, files)
     register_rows(_read[key])
     return _read[key]
-
-
-def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
-    """The same sources, with each file's `dataset` set to the name of its rows.
-
-    Raises:
-        TaskConfigError: with a line for each mistake in a file.
-    """
-    named, problems = [], []
-    for position, spec in enumerate(specs):
-        try:
-            named.append(with_row_name(spec))
-        except FileSourceError as error:
-            problems.append((position, str(error)))
-    if problems:
-        raise TaskConfigError("task_config", sources_message(entry_lines(problems)))
-    return named
 
 
 Spec = TypeVar("Spec", bound="TaskSpec")

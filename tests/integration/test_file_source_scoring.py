@@ -12,7 +12,7 @@ from pathlib import Path
 from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.tasks import HeldOut, TaskSource, check_specs, derive_task, held_out_tasks
-from shared.tasks.file_source import with_rows
+from shared.tasks.file_source import with_row_name
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from tests import forked
 
@@ -20,7 +20,7 @@ from tests import forked
 def source(file: Path, count: int, verifier: str = "final_number") -> TaskSpec:
     rows = ({"question": f"How much is {number} + 1?", "answer": number + 1} for number in range(count))
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return with_rows([TaskSpec(source="file", path=str(file), verifier=verifier)])[0]
+    return with_row_name(TaskSpec(source="file", path=str(file), verifier=verifier))
 
 
 async def test_own_and_foreign_groups_of_a_file_are_judged_without_the_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from benchmarks.table import markdown, ratio_text, sides_text
 from benchmarks.waiting import result_of, wait_share
 from shared.config import load_config
 from shared.tasks import held_out_tasks
-from shared.tasks.file_source import with_rows
+from shared.tasks.file_source import with_row_name
 from tests.chaos.figures import Row, page
 
 REPO = Path(__file__).resolve().parents[2]
@@ -142,7 +142,7 @@ def test_trl_is_not_shown_what_swarm_holds_out_and_both_can_read_the_rows_and_th
         {line["prompt"][0]["content"]: line["answer"] for line in map(json.loads, Path(name).read_text().splitlines())}
         for name in ("train.jsonl", "questions.jsonl")
     )
-    tasks = held_out_tasks(with_rows(load_config(Path("node.toml")).tasks), 16)
+    tasks = held_out_tasks([with_row_name(spec) for spec in load_config(Path("node.toml")).tasks], 16)
     assert {task.prompt[-1].parts[0].text for task in tasks} == rows.keys() - shown.keys()
     assert len(rows) - len(shown) == 16
     reward = runpy.run_path("rewards.py")["accuracy"]

@@ -20,7 +20,7 @@ from shared.contracts.messages import TaskRef, user_prompt
 from shared.tasks import HeldOut, derive_task, held_out_tasks
 from shared.tasks.file_formats import FileSourceError, data_files
 from shared.tasks.file_rows import FileRows
-from shared.tasks.file_source import load_rows, with_rows
+from shared.tasks.file_source import load_rows, with_row_name
 from shared.tasks.held_out import held_out_id
 from shared.tasks.specs import check_specs
 
@@ -208,7 +208,7 @@ def test_a_prompt_of_messages_is_asked_as_these_messages(
     assert [{"role": message.role, "content": message.text} for message in several.prompt] == ASKED
     assert several.text.startswith("system: Think first.") and several.answer == "5"
     assert one.prompt == user_prompt("6?") and one.text == "6?"
-    (spec,) = with_rows([TaskSpec(source="file", path=str(as_lines(tmp_path, [{"question": "6?", "answer": 7}])))])
+    spec = with_row_name(TaskSpec(source="file", path=str(as_lines(tmp_path, [{"question": "6?", "answer": 7}]))))
     assert derive_task(TaskRef(dataset=spec.dataset, seed=0, index=0)).key == one.key
 
 
@@ -238,8 +238,7 @@ def source(
     folder: Path, name: str, write: Callable[[Path, list[dict[str, Any]]], Path], rows: list[dict[str, Any]], **columns: str
 ) -> TaskSpec:
     (folder / name).mkdir()
-    (spec,) = with_rows([TaskSpec(source="file", path=str(write(folder / name, rows)), **columns)])
-    return spec
+    return with_row_name(TaskSpec(source="file", path=str(write(folder / name, rows)), **columns))
 
 
 def left(spec: TaskSpec, held: HeldOut) -> list[int]:
@@ -305,7 +304,7 @@ def test_held_out_questions_are_the_same_whatever_columns_another_reward_gets(tm
         "def two(completions, answer, level):\n    return [1.0] * len(completions)\n"
     )
     file = as_lines(tmp_path, [{"question": f"q{n}", "answer": n, "level": n % 3} for n in range(9)])
-    specs = with_rows([TaskSpec(path=str(file), reward=f"{tmp_path}/rewards.py:{name}") for name in ("one", "two")])
+    specs = [with_row_name(TaskSpec(path=str(file), reward=f"{tmp_path}/rewards.py:{name}")) for name in ("one", "two")]
     assert specs[0].dataset != specs[1].dataset and scorers_id(specs[:1]) != scorers_id(specs[1:])
     first, second = ([*held_out_tasks([spec], 4)] for spec in specs)
     assert held_out_id(first) == held_out_id(second) != held_out_id(held_out_tasks([specs[0]], 5))

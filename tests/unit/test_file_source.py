@@ -33,7 +33,7 @@ from shared.tasks import (
     held_out_tasks,
 )
 from shared.tasks.file_columns import ValueProblem, as_text
-from shared.tasks.file_source import load_rows, with_rows
+from shared.tasks.file_source import load_rows, with_row_name
 from shared.tasks.specs import checked_config, file_questions
 from tests.unit.task_answers import score_answer
 from tests.unit.test_border import NOW_S, SUBJECT, border, group, signed, taken_in
@@ -59,7 +59,7 @@ def spec_of(file: Path, **settings: Any) -> TaskSpec:
 
 def many(file: Path, count: int) -> TaskSpec:
     rows = [{"question": f"What is {number} + 1?", "answer": number + 1} for number in range(count)]
-    return with_rows([spec_of(jsonl(file, rows), verifier="final_number")])[0]
+    return with_row_name(spec_of(jsonl(file, rows), verifier="final_number"))
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, r
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(tmp_path: Path, rows: list[Any], said: list[str]) -> None:
     file = jsonl(tmp_path / "questions.jsonl", rows)
     with pytest.raises(TaskConfigError) as caught:
-        with_rows([spec_of(file)])
+        check_specs([spec_of(file)])
     for part in ["[[tasks]] 1: ", str(file), *said]:
         assert part in str(caught.value)
 
@@ -263,7 +263,7 @@ def test_more_than_a_node_can_hold_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_the_longest_answer_that_earns_and_tags_in_a_question_are_taken(tmp_path: Path) -> None:
     long = {"question": "Put 4 into <answer></answer>.", "answer": "4" * 65_536}
-    spec = with_rows([spec_of(jsonl(tmp_path / "rows.jsonl", [long]))])[0]
+    spec = with_row_name(spec_of(jsonl(tmp_path / "rows.jsonl", [long])))
     assert score_answer(derive_task(TaskRef(dataset=spec.dataset, seed=0, index=0)), "4" * 65_536, "exact") == 1.0
 
 
@@ -348,7 +348,7 @@ def test_the_example_of_the_documentation_can_be_used(tmp_path: Path) -> None:
     lines = page.split("```json\n")[1].split("```")[0]
     (entry,) = tomllib.loads(page.split("`mine.toml`:\n\n```toml\n")[1].split("```")[0])["tasks"]
     (tmp_path / "questions.jsonl").write_text(lines, encoding="utf-8")
-    specs = with_rows([TaskSpec(**{**entry, "path": str(tmp_path / entry["path"])})])
+    specs = [with_row_name(TaskSpec(**{**entry, "path": str(tmp_path / entry["path"])}))]
     check_specs(specs, 1)
     assert [derive_task(TaskRef(dataset=specs[0].dataset, seed=0, index=i)).answer for i in range(3)] == ["12", "0.25", "21"]
 
@@ -373,12 +373,12 @@ def test_a_file_too_small_for_evaluation_says_so(tmp_path: Path) -> None:
 def test_questions_that_differ_only_in_case_and_spacing_count_once_but_may_have_different_answers(tmp_path: Path) -> None:
     written = ["What is  3?", "what is 3?", "WHAT IS 3?", "What is 3? "]
     rows = [{"question": question, "answer": number} for number, question in enumerate(written)]
-    spec = with_rows([spec_of(jsonl(tmp_path / "rows.jsonl", rows))])[0]
+    spec = with_row_name(spec_of(jsonl(tmp_path / "rows.jsonl", rows)))
     assert len(held_out_tasks([spec], 2)) == 1
     with pytest.raises(TaskConfigError, match="it has one question, and it would be held out"):
         check_specs([spec], 2)
     others = [{"question": "And 4?", "answer": 4}, {"question": "Is 5 a number?", "answer": "yes"}]
-    spec = with_rows([spec_of(jsonl(tmp_path / "more.jsonl", rows + others))])[0]
+    spec = with_row_name(spec_of(jsonl(tmp_path / "more.jsonl", rows + others)))
     held_out = HeldOut(held_out_tasks([spec], 1))
     assert [each.questions for each in file_questions([spec], 1)] == [3] and check_specs([spec], 1) == [spec]
     assert next(TaskSource([spec], node="a", seed=1).candidates(0, held_out))
