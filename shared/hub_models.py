@@ -85,3 +85,30 @@ def commit_hash(path: str, kind: Literal["model", "dataset"] = "model") -> str:
         f"the full hash of the commit that you looked at (40 digits; the {kind}'s page shows it under Files, "
         f"History; so does `python -c \"from huggingface_hub import {kind}_info; print({kind}_info('{name}').sha)\"`)"
     )
+
+
+_UNREACHED = frozenset({"TransportError", "ConnectionError", "LocalEntryNotFoundError", "OfflineModeIsEnabled"})
+"""Kinds of the hub's client, and of what it asks with, by name: importing them takes seconds."""
+
+
+def hub_unreached(error: BaseException, instead: str) -> str:
+    """Say that the hub was not reached and what to do; empty if `error` has another cause.
+    instead: how to do without it.
+    """
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    if not _UNREACHED.intersection(kind.__name__ for each in causes for kind in type(each).__mro__):
+        return ""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return f"not all of it is in the cache, and HF_HUB_OFFLINE forbids to ask the hub: unset that, or {instead}"
+    said = next((lines[0].strip()[:200] for each in reversed(causes) if (lines := str(each).strip().splitlines())), "no answer")
+    return (
+        f"not all of it is in the cache, and the hub {constants.ENDPOINT} cannot be reached ({said}): check the connection, set "
+        f"HF_ENDPOINT to a mirror, or {instead}"
+    )
+
+
+MODEL_INSTEAD = "download the model on another machine and give its folder"

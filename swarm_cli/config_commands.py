@@ -53,11 +53,13 @@ def show(
     everything: Annotated[bool, typer.Option("--all", help="Every setting, not only basic and changed ones.")] = False,
 ) -> None:
     """Print the basic settings and those that differ from their default, with their descriptions,
-    as TOML.
+    as TOML. Of a file with mistakes the defaults are printed in their place, and then the mistakes.
     """
-    chosen = load_chosen(config, NodeConfig)
+    chosen, faults, *_ = _sound_values(config)
     rest = "" if everything else f"\n# and {left_out(chosen, BASIC)} settings that most users leave unchanged: --all prints them"
     typer.echo(f"# {sources(config)}{rest}\n{config_toml(chosen, None if everything else BASIC)}", nl=False)
+    if faults:
+        raise CommandError(faults, EXIT_CONFIG)
 
 
 @config_app.command()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
-from shared.hub_models import hub_arguments
+from shared.hub_models import MODEL_INSTEAD, hub_arguments, hub_unreached
 from shared.runtime.exits import FatalError
 
 _MOST_CHARACTERS = 240
@@ -62,9 +61,10 @@ def reading(origin: str, part: str) -> Iterator[None]:
     # The file comes from somebody else and may contain anything. Its readers pass on the errors of
     # all their layers, including plain Exception.
     except Exception as error:  # noqa: BLE001
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        if unreached := hub_unreached(error, MODEL_INSTEAD):
+            raise ModelLoadError(f"the {part} of {origin} cannot be read: {unreached}") from None
         raise ModelLoadError(
-            f"the {part} of {origin} cannot be read{offline} ({library_cause(error)}): check that the files are complete and of a "
+            f"the {part} of {origin} cannot be read ({library_cause(error)}): check that the files are complete and of a "
             "causal language model, and for a hub name its spelling and the connection"
         ) from None
 

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from transformers import AutoConfig, AutoTokenizer
 
 from shared.config.model_section import ModelSection
-from shared.hub_models import hub_arguments, pin_problem
+from shared.hub_models import MODEL_INSTEAD, hub_arguments, hub_unreached, pin_problem
 from shared.model.chat_template import ending_token, with_fixed_date
 from shared.model.configuration import ModelLoadError, check_not_quantised, quietly, read_configuration, reading
 from shared.model.gguf_file import GgufFile
@@ -260,11 +260,12 @@ def _from_hub(name: str, revision: str) -> ImportSource:
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
     except Exception as error:  # noqa: BLE001 (the hub's client passes on the errors of all its layers)
+        if unreached := hub_unreached(error, MODEL_INSTEAD):
+            raise ModelLoadError(f"{name} at {revision[:12]}: {unreached}") from None
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ModelLoadError(
-            f"{name} at {revision[:12]} cannot be downloaded from the hub ({cause}): check the name, the commit and the "
-            "connection, or "
-            "give a local folder"
+            f"{name} at {revision[:12]} cannot be downloaded from the hub ({cause}): check the name and the commit, or give a "
+            "local folder"
         ) from None
     found = _in_folder(folder)
     return ImportSource(found.kind, found.path, f"hub {name} at {revision}")

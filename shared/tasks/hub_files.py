@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shared.hub_models import HUB, HUB_PATH, commit_hash, hub_data_problem
+from shared.hub_models import HUB, HUB_PATH, commit_hash, hub_data_problem, hub_unreached
 from shared.suggestions import did_you_mean
 from shared.tasks.file_formats import ABOUT, SUFFIXES, FileSourceError, data_files
 from shared.text import listed, visible
@@ -25,6 +25,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHARD = re.compile(r"(?:(.*?)[-_.])?(\d+)(?:-of-(\d+))?(?:-[0-9a-f]{16})?")
 _PARTS_TOLD = 12
 _CAUSE_CHARS = 200
+_INSTEAD = "download the data set on another machine and give its file (`swarm new --data FILE`, or path in [[tasks]])"
 
 
 def source_files(path: str, revision: str = "") -> list[Path]:
@@ -178,12 +179,9 @@ class _HubData:
             response = getattr(error, "response", None)
             if getattr(response, "status_code", 0) in (401, 403):
                 why = "the hub refuses access: set HF_TOKEN to a token that may read it (`hf auth login`)"
-            else:
+            elif not (why := visible(hub_unreached(error, _INSTEAD), 4 * _CAUSE_CHARS)):
                 cause = visible((str(error).strip().splitlines() or [type(error).__name__])[0], _CAUSE_CHARS)
-                why = (
-                    f"its files{at} are not all in the cache, and the hub cannot be reached ({cause}): check the connection and "
-                    "HF_HUB_OFFLINE, or give a local file"
-                )
+                why = f"the hub does not give its files{at} ({cause}): try again, or {_INSTEAD}"
         raise FileSourceError(f"{self.path}: {why}")
 
 

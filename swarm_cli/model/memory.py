@@ -52,12 +52,14 @@ def configuration_of(model: str, revision: str = "") -> Any:
     Raises:
         CommandError: there is none, or it cannot be read.
     """
-    from shared.hub_models import UnpinnedModelError
+    from shared.hub_models import MODEL_INSTEAD, UnpinnedModelError, hub_unreached
     from shared.model.configuration import library_cause, read_configuration
 
     try:
         return read_configuration(model, revision)
     except (UnpinnedModelError, OSError) as error:
+        if unreached := hub_unreached(error, MODEL_INSTEAD):
+            raise CommandError(f"model {model}: {unreached}") from None
         raise CommandError(f"{model} has no configuration that transformers can read: {error}") from None
     # The file may hold anything, and transformers raises whatever one of its layers raises.
     except Exception as error:  # noqa: BLE001

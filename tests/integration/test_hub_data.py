@@ -123,6 +123,8 @@ def test_a_data_set_is_read_at_its_commit_and_from_the_cache_when_the_network_is
     again, without_part, missing = read(here | {"HF_HUB_OFFLINE": "1"}, ("hub:ann/sums/sums", commit), *others)
     assert again == first and without_part.dataset == first.dataset
     assert "cache" in missing.name and "HF_HUB_OFFLINE" in missing.name
+    (unreached,) = read(here | {"HF_ENDPOINT": "http://127.0.0.1:9"}, others[1])
+    assert all(word in unreached.name for word in ("http://127.0.0.1:9 ", "refused", "HF_ENDPOINT", "--data FILE"))
     assert len(hub.asked) == asked, "a commit's files do not change, so the hub is not asked again"
 
 

@@ -52,6 +52,16 @@ def test_config_show_says_what_each_value_means() -> None:
 
 
 @pytest.mark.slow
+def test_config_show_prints_all_settings_also_of_a_file_whose_mistake_names_this_command(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[sampler]\nlokal = 3\nexternal = 3\n[[tasks]]\ndataset = "gcd"\n')
+    shown = swarm("config", "show", "--all", "--config", str(file))
+    printed = tomllib.loads(shown.stdout)["sampler"]
+    assert printed["external"] == 3 and "local" in printed, "what has no fault, and the default"
+    assert shown.returncode == 78 and "sampler.lokal" in shown.stderr
+
+
+@pytest.mark.slow
 def test_config_show_leaves_out_what_most_people_leave_alone_and_all_shows_it(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('[verifier]\nworker_memory_mb = 777\n[[tasks]]\ndataset = "gcd"\n')
@@ -209,6 +219,16 @@ def test_the_toy_is_offered_in_its_own_place_and_nowhere_else(tmp_path: Path, mo
         said = model_problem(missing) or ""
         assert f"`swarm model import SOURCE {missing}`" in said and "check the spelling" in said
         assert "model init" not in said, "the toy would be trained in the place of the model that was meant"
+
+
+@pytest.mark.slow
+def test_without_the_hub_a_models_name_is_told_in_one_sentence_with_what_to_do(tmp_path: Path) -> None:
+    # Started, not forked: the hub's client reads its variables as it is imported.
+    command = [sys.executable, "-m", "swarm_cli", "model", "memory", "ann/some-model", "--revision", "a" * 40]
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert asked.returncode and len(asked.stderr.splitlines()) == 1
+    assert "HF_HUB_OFFLINE" in asked.stderr and "give its folder" in asked.stderr
 
 
 def test_task_sources_come_from_names_or_from_a_file(tmp_path: Path) -> None:
