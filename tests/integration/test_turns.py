@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from structlog.testing import capture_logs
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -399,6 +400,23 @@ async def test_environments_that_cannot_be_played_are_told_and_block_nothing(tmp
             assert alive.task is not None
     assert "broken" in told["Raises"] and "played again" in told["Differs"] and "8,192" in told["Floods"]
     assert "reset" in told["Talks"] and len(set(told.values())) == len(told)
+
+
+@pytest.mark.slow
+async def test_tools_that_no_answer_calls_are_told_once(tmp_path: Path) -> None:
+    spec, tokenizer = source(tmp_path, tools=["calculator"]), AutoTokenizer.from_pretrained(BASE)
+    engine = TransformersEngine(str(BASE), device="cpu", threads=1, max_model_len=1024)
+    await engine.start()
+    episodes = Episodes(engine, config_of(spec), [spec])
+    task = PromptedTask(task_of(0), render_prompt(tokenizer, task_of(0).prompt), spec.turns)
+    try:
+        with capture_logs() as logs:
+            for _ in range(3):
+                await episodes.sampled([task], 128, SamplingParams(max_new_tokens=2), seed=7, limit_s=100)
+    finally:
+        await episodes.close()
+        await engine.close()
+    assert [(line["task"], line["answers"]) for line in logs if line["event"] == "no_tool_calls"] == [("gcd", 256)]
 
 
 async def test_a_server_that_keeps_no_tokens_is_refused(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_a_tool_with_a_wrong_signature_is_told(tmp_path: Path, code: str, named:
         ({"environment": "game.py:Game", "tools": ["calculator"]}, "tools"),
         ({"environment": "game.py:Game", "verifier": "exact"}, "environment"),
         ({"environment": "game.py:Game", "reward": "r.py:f"}, "environment"),
+        ({"environment": "game.py:Game", "sandbox": False}, "sandbox"),
         ({"environment": "Game!"}, "Game!"),
         ({"tools": ["calculater"]}, "calculator"),
         ({"max_turns": 3}, "max_turns"),
