@@ -13,8 +13,9 @@ from enum import Enum
 
 import msgspec
 
-from shared.identity.permissions import Permissions, node_role, swarm_node
+from shared.identity.permissions import Permissions, node_role, swarm_node, user_account
 from shared.roles import ROLES
+from shared.transport.nats.claims import identity
 
 _LOOKING = (
     *("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.LIST", "STREAM.MSG.GET."),
@@ -66,12 +67,21 @@ def judge(account: str, request: ApiRequest) -> Requester:
     if verb.startswith(_LOOKING):
         return Requester.LOOKED
     client = request.client
-    if client.kind == "Client" and client.acc == account and not client.svc:
+    requester = _name_of(client.acc, account)
+    if client.kind == "Client" and requester == account and not client.svc:
         return Requester.OPERATOR
-    permissions = permissions_of(account, client.acc)
+    permissions = permissions_of(account, requester)
     if permissions is not None and f"$JS.API.{verb}" in permissions.publish:
         return Requester.USUAL
     return Requester.UNEXPECTED
+
+
+def _name_of(said: str, account: str) -> str:
+    """The name of the requester's account: a server whose accounts are claims says its identity.
+    Members of a swarm are not among the names, because no request to JetStream's API is theirs.
+    """
+    names = (account, *(user_account(account, role) for role in ROLES))
+    return next((name for name in names if said == identity(name)), said)
 
 
 def permissions_of(account: str, guest: str) -> Permissions | None:

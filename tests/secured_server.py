@@ -4,6 +4,7 @@ certificate is made at test time.
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
 from shared.config import NodeConfig, load_config
+from shared.identity.permissions import SWARM_ACCOUNT, node_account_name, user_account
+from shared.roles import OPERATOR
+from shared.transport.nats.claims import key_of, user_claims
 from swarm_cli.app import app
 from tests.nats_server import NatsServer, free_port
 
@@ -74,15 +78,23 @@ class SecuredServer(NatsServer):
     """
 
     def __init__(
-        self, folder: Path, nodes: Sequence[str], *, plane: str = "both", keys: Path | None = None, more: Sequence[str] = ()
+        self,
+        folder: Path,
+        nodes: Sequence[str],
+        *,
+        plane: str = "both",
+        keys: Path | None = None,
+        more: Sequence[str] = (),
+        accounts: str = "text",
     ) -> None:
         """`more`: further arguments of `swarm nats config`."""
         self.nodes = list(nodes)
+        self.accounts = accounts
         self.keys = keys or folder / "keys"
         self.ca_file, cert, key = make_certificates(folder / "tls")
         swarm("nats", "keys", *nodes, "operator", "--folder", str(self.keys))
         where = ("--folder", str(self.keys), "--tls-cert", str(cert), "--tls-key", str(key), "--sync-interval", "1m")
-        self._text = swarm("nats", "config", "--nodes", ",".join(nodes), "--plane", plane, *where, *more)
+        self._text = swarm("nats", "config", "--nodes", ",".join(nodes), "--plane", plane, "--accounts", accounts, *where, *more)
         super().__init__(folder, port=free_port())
 
     def configure(self, config: str = "", jetstream: str = "") -> None:
@@ -92,6 +104,16 @@ class SecuredServer(NatsServer):
     @property
     def url(self) -> str:
         return f"tls://127.0.0.1:{self.port}"
+
+    def signing_in(self, key_file: Path) -> dict[str, Any]:
+        """Arguments of nats-py's `connect` for the holder of a key file."""
+        if self.accounts == "text":
+            return {"nkeys_seed": str(key_file)}
+        key, (node, name) = key_of(key_file.read_text()), key_file.with_suffix("").parts[-2:]
+        streams = SWARM_ACCOUNT if name == "swarm" or node == OPERATOR else node_account_name(node)
+        account = "WATCH" if name == "watch" else user_account(streams, node if name == "swarm" else name)
+        claims = user_claims(key, account).encode()
+        return {"user_jwt_cb": lambda: claims, "signature_cb": lambda nonce: base64.b64encode(key.sign(nonce.encode()))}
 
     def violations(self) -> list[str]:
         """The permission violations in the server's log."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shared.contracts import subjects
 from shared.contracts.subjects import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
-from shared.roles import OBSERVER, ROLES, SEVERAL
+from shared.roles import OBSERVER, OPERATOR, ROLES, SEVERAL
 from shared.transport.base import bucket_stream
 from shared.transport.blobs import companion_name, companion_subject
 
@@ -28,6 +28,22 @@ class Permissions:
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+
+
+SWARM_ACCOUNT = "SWARM"
+"""The account with the swarm's streams."""
+
+
+def node_account_name(node: str) -> str:
+    """Name of the account with a node's streams."""
+    return f"NODE_{node.upper()}"
+
+
+def user_account(streams: str, user: str) -> str:
+    """Name of a user's account: that of the streams for their operator, else one of its own, which
+    is unique because names of nodes have no underscore.
+    """
+    return streams if user == OPERATOR else f"{streams}_{user.upper()}"
 
 
 EVERYTHING = Permissions((">",), (">",))

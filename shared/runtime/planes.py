@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from shared.config.node_sections import ProcessConfig
+from shared.identity.permissions import SWARM_ACCOUNT, node_account_name, user_account
+from shared.roles import OPERATOR
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 
@@ -32,6 +34,7 @@ async def connect_node_plane(
         ca_file=nats.node_ca_file or None,
         inbox_prefix=for_process(nats.inbox_prefix, node, role),
         refused_s=refused_s,
+        accounts=(user_account(node_account_name(node), role),),
     )
 
 
@@ -57,4 +60,6 @@ async def connect_swarm_plane(
         may_ask=not key_file,
         hub=chosen != nats.node_url,
         refused_s=refused_s,
+        # A person's command may have been given the operator's key or the node's.
+        accounts=(user_account(SWARM_ACCOUNT, node), *([SWARM_ACCOUNT] if role == OPERATOR else [])),
     )

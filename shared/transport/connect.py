@@ -17,6 +17,7 @@ async def connect(
     may_ask: bool = True,
     hub: bool = False,
     refused_s: float = 0.0,
+    accounts: tuple[str, ...] = (),
 ) -> Transport:
     """Connect to one plane.
 
@@ -35,6 +36,7 @@ async def connect(
         hub: Whether the server is a swarm's hub, which nobody here can start: errors then name
             another remedy.
         refused_s: For how long a key that the server refuses is tried again.
+        accounts: Names of the accounts that the key may be of, if the server's are claims.
 
     Raises:
         NotConnected: no answer in time.
@@ -55,6 +57,7 @@ async def connect(
             domain=domain,
             may_ask=may_ask,
             hub=hub,
+            accounts=accounts,
         )
     )
     await connection.open(timeout_s, refused_s)

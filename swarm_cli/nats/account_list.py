@@ -42,6 +42,13 @@ class Plane(Enum):
     BOTH = "both"
 
 
+class Form(Enum):
+    """The form of a server's accounts."""
+
+    TEXT = "text"
+    CLAIMS = "claims"
+
+
 def accounts_for(
     plane: Plane,
     nodes: dict[str, str | None],
@@ -50,7 +57,8 @@ def accounts_for(
     storage: Storage | None = None,
 ) -> list[Account]:
     """The accounts of a server. `nodes`: names, each with a public key if only that is known, which
-    is enough for the swarm plane. On a server with both planes such a node gets no node plane.
+    is enough for the swarm plane. On a server with both planes such a node gets no node plane. With
+    no `node_connections` the nodes are shut out, and need no key.
     """
     if OPERATOR in nodes:
         raise CommandError(f"no node may be called {OPERATOR!r}, the name of the user with all rights: rename the node")
@@ -62,7 +70,8 @@ def accounts_for(
             node_account(node, {name: public_key_of(folder / node / f"{name}.nk") for name in users}, storage) for node in here
         ]
     if plane in (Plane.SWARM, Plane.BOTH):
-        known = {node: given or public_key_of(folder / node / "swarm.nk") for node, given in nodes.items()}
+        key_of = public_key_of if node_connections else key_if_there
+        known = {node: given or key_of(folder / node / "swarm.nk") for node, given in nodes.items()}
         observer = key_if_there(folder / OPERATOR / f"{OBSERVER}.nk")
         if observer and OBSERVER in nodes:
             raise CommandError(f"no node may be called {OBSERVER!r} while {folder}/{OPERATOR}/{OBSERVER}.nk exists: move it away")

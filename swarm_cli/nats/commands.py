@@ -24,18 +24,21 @@ from shared.contracts.streams import (
     verifier_consumer,
 )
 from shared.contracts.subjects import node_rollouts_stream
+from shared.identity.permissions import SWARM_ACCOUNT, user_account
 from shared.policy_store.jetstream import policies_stream, prepare_policies_stream
 from shared.roles import OPERATOR, WATCH
 from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Lowering, StreamSpec, Transport, WouldLower
 from shared.transport.blobs import companion
+from shared.transport.nats.claims import credentials_text
 from swarm_cli.chosen_config import LOOPBACK, ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
-from swarm_cli.console import note
+from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import (
     NODE_KEYS,
     OPERATOR_KEYS,
+    Form,
     Plane,
     accounts_for,
     checked_domain,
@@ -47,6 +50,7 @@ from swarm_cli.nats.account_list import (
     public_key_of,
 )
 from swarm_cli.nats.backup import backup, restore, with_key
+from swarm_cli.nats.claims import CLAIMS_KEY, account_claims, push_now, render_claims, signing_key
 from swarm_cli.nats.forget import forget
 from swarm_cli.nats.report import report
 from swarm_cli.nats.server_config import (
@@ -57,6 +61,7 @@ from swarm_cli.nats.server_config import (
     Upstream,
     UpstreamNode,
     render,
+    render_accounts,
     render_accounts_only,
 )
 from swarm_cli.nats.watch import watch_requests
@@ -132,9 +137,9 @@ def print_config(
     node_connections: Annotated[
         int,
         typer.Option(
-            min=2,
+            min=0,
             help="Connections that one node may have on the swarm plane: two per verifier plus two. Each can fill 96 MB of the "
-            "server's memory with unread replies.",
+            "server's memory with unread replies. 0, with --push: shut the nodes out.",
         ),
     ] = MEMBER_CONNECTIONS,
     node_storage_gib: Annotated[
@@ -149,6 +154,17 @@ def print_config(
     accounts_only: Annotated[
         bool, typer.Option("--accounts-only", help="Print only accounts, users and permissions, for a file that includes them.")
     ] = False,
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--accounts",
+            help="text: in the configuration, for up to about 300 nodes. claims: in the servers' own resolver, for a hub "
+            "with more; with --hub-url, that the hub's are.",
+        ),
+    ] = Form.TEXT,
+    push: Annotated[
+        str, typer.Option(help="Give the claims of --nodes to this running hub, tls://HOST:4222, trusted by --hub-ca. No reload.")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="File to write atomically; unchanged if anything fails.  [default: print it]")
     ] = None,
@@ -160,11 +176,13 @@ def print_config(
     server started from an empty file admits everybody.
     """
     chosen = listed_nodes(nodes)
+    _check_form(form, plane, push, hub_url, node_connections, accounts_only=accounts_only)
     _check_interval(sync_interval)
     checked_domain(domain)
     watch_key = key_if_there(folder / OPERATOR / f"{WATCH}.nk")
     storage = _storage(plane, node_storage_gib, domain)
-    upstream = _upstream(hub_url, hub_domain, hub_ca, [named_node(entry)[0] for entry in chosen], folder) if hub_url else None
+    names = [named_node(entry)[0] for entry in chosen]
+    upstream = _upstream(hub_url, hub_domain, hub_ca, names, folder, form) if hub_url else None
     if accounts_only:
         if leaf_port:
             raise CommandError(
@@ -178,6 +196,9 @@ def print_config(
         accounts = accounts_for(plane, dict(named_node(entry) for entry in chosen), folder, node_connections, storage)
         _deliver(render_accounts_only(accounts, watch_key=watch_key, domain=domain, upstream=upstream), out)
         return
+    if push:
+        _push(dict(named_node(entry) for entry in chosen), folder, node_connections, watch_key, domain, push, hub_ca)
+        return
     if bool(tls_cert) != bool(tls_key):
         raise CommandError("--tls-cert and --tls-key belong together: give both or neither")
     if not tls_cert and host not in LOOPBACK:
@@ -187,15 +208,20 @@ def print_config(
     _check_leaves(plane, domain, leaf_port, hub_url)
     accounts = accounts_for(plane, dict(named_node(entry) for entry in chosen), folder, node_connections, storage)
     tls = Tls(tls_cert, tls_key) if tls_cert else None
+    domain, store_dir = domain or ("site" if hub_url else ""), store_dir or f"nats-{plane.value}"
+    if form is Form.CLAIMS and not hub_url:
+        key = signing_key(folder)
+        lines = render_claims(account_claims(accounts, key, watch_key=watch_key, domain=domain), key, f"{store_dir}-accounts")
+    else:
+        lines = render_accounts(accounts, watch_key=watch_key, domain=domain, upstream=upstream)
     text = render(
-        accounts,
+        lines,
         tls=tls,
         host=host,
         port=port,
-        store_dir=store_dir or f"nats-{plane.value}",
+        store_dir=store_dir,
         sync_interval=sync_interval,
-        watch_key=watch_key,
-        domain=domain or ("site" if hub_url else ""),
+        domain=domain,
         leaf_port=leaf_port,
         upstream=upstream,
     )
@@ -313,8 +339,37 @@ def _storage(plane: Plane, gib: int | None, domain: str) -> Storage | None:
     return Storage(chosen) if chosen else None
 
 
-def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path) -> Upstream:
-    return Upstream(url, domain, ca_file, tuple(UpstreamNode(node, public_key_of(folder / node / "swarm.nk")) for node in nodes))
+def _upstream(url: str, domain: str, ca_file: str, nodes: list[str], folder: Path, form: Form) -> Upstream:
+    known = tuple(UpstreamNode(node, public_key_of(folder / node / "swarm.nk")) for node in nodes)
+    if form is Form.TEXT:
+        return Upstream(url, domain, ca_file, known)
+    for node in nodes:  # nats-server sends no claims with a bare key
+        account = user_account(SWARM_ACCOUNT, node)
+        file = folder / node / "swarm.creds"
+        replace_file(file, credentials_text((folder / node / "swarm.nk").read_text().strip(), account), private=True)
+    return Upstream(url, domain, ca_file, known, credentials=str(folder.absolute() / "{node}" / "swarm.creds"))
+
+
+def _check_form(form: Form, plane: Plane, push: str, hub_url: str, node_connections: int, *, accounts_only: bool) -> None:
+    if push and (form is Form.TEXT or plane is not Plane.SWARM):
+        raise CommandError("--push brings claims to a swarm's hub: give --plane swarm --accounts claims with it")
+    if form is Form.CLAIMS and accounts_only:
+        raise CommandError("--accounts-only prints accounts as text: leave out --accounts claims, or --accounts-only")
+    if form is Form.CLAIMS and plane is Plane.NODE and not hub_url:
+        raise CommandError("--accounts claims is for a server with the swarm's plane: a node's own server takes text")
+    if node_connections < 2 and not (push and node_connections == 0):
+        raise CommandError(f"--node-connections {node_connections}: a node needs 2; 0, which shuts nodes out, needs --push")
+
+
+def _push(
+    nodes: dict[str, str | None], folder: Path, node_connections: int, watch_key: str, domain: str, url: str, ca_file: str
+) -> None:
+    accounts = accounts_for(Plane.SWARM, nodes, folder, node_connections)
+    key = signing_key(folder)
+    tokens = account_claims(accounts, key, watch_key=watch_key, domain=domain)
+    servers = push_now(url, folder / OPERATOR / f"{CLAIMS_KEY}.nk", ca_file, tokens)
+    what = "may connect" if node_connections else "shut out"
+    note(f"{', '.join(nodes)}: {what}, on {count(servers, 'server')} of {url}; one that is away follows when it is back")
 
 
 def _check_interval(text: str) -> None:

@@ -5,9 +5,19 @@ from users' public keys and `shared.identity.permissions`. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shared.identity.permissions import ADVISORY, EVERYTHING, Permissions, node_role, swarm_node, swarm_observer
+from shared.identity.permissions import (
+    ADVISORY,
+    EVERYTHING,
+    SWARM_ACCOUNT,
+    Permissions,
+    node_account_name,
+    node_role,
+    swarm_node,
+    swarm_observer,
+    user_account,
+)
 from shared.roles import OBSERVER, OPERATOR, ROLES, WATCH
 from swarm_cli.errors import CommandError
 
@@ -85,7 +95,7 @@ faulty program that opens connections without end.
 """
 
 _API = "$JS.API."
-_ANSWERED_BY_STREAMS = ("$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.MSG.NEXT.")
+ANSWERED_BY_STREAMS = ("$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.MSG.NEXT.")
 """Requests answered by the stream or consumer instead of the server: they need no other name, and
 one request may have many answers.
 """
@@ -151,17 +161,21 @@ class Upstream:
     domain: str
     ca_file: str
     nodes: tuple[UpstreamNode, ...]
+    credentials: str = ""
+    """Path of each node's .creds file, with {node} in it, for a hub whose accounts are claims; else
+    the seed comes from the environment.
+    """
 
 
 def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS, observer_key: str = "") -> Account:
     """The swarm plane's account: a user per node, and perhaps `operator`. `keys`: public keys by
-    name; `connections`: how many a node may have; `observer_key`: the key that all spectators
-    share, empty for none.
+    name; `connections`: how many a node may have, none if it is shut out; `observer_key`: the key
+    that all spectators share, empty for none.
     """
     users = [User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items()]
     if observer_key:
         users.append(User(OBSERVER, observer_key, swarm_observer(), OBSERVER_LIMITS))
-    return Account("SWARM", tuple(users), Limits(connections, MEMBER_SUBSCRIPTIONS, MEMBER_LEAVES))
+    return Account(SWARM_ACCOUNT, tuple(users), Limits(connections, MEMBER_SUBSCRIPTIONS, MEMBER_LEAVES if connections else 0))
 
 
 def node_account(node: str, keys: Mapping[str, str], storage: Storage | None = None) -> Account:
@@ -171,14 +185,12 @@ def node_account(node: str, keys: Mapping[str, str], storage: Storage | None = N
     users = tuple(
         User(name, key, EVERYTHING if name == OPERATOR else node_role(node, name)) for name, key in sorted(keys.items(), key=_order)
     )
-    return Account(f"NODE_{node.upper()}", users, ROLE_LIMITS, storage)
+    return Account(node_account_name(node), users, ROLE_LIMITS, storage)
 
 
 def guest_account(account: Account, user: User) -> str:
-    """Name of the account of a user who is not an operator. Names of nodes have no underscore, so
-    the account's name is unique.
-    """
-    return f"{account.name}_{user.name.upper()}"
+    """Name of the account of a user who is not an operator."""
+    return user_account(account.name, user.name)
 
 
 def upstream_account(node: str) -> str:
@@ -204,13 +216,17 @@ def render_accounts(
         CommandError: two users have the same key: a server with such a file refuses every reload
             and does not start.
     """
-    _refuse_shared_keys(accounts, watch_key)
-    lines = ["accounts {"]
+    refuse_shared_keys(accounts, watch_key)
+    lines = [
+        "# After a change of nodes, write it again, then run twice, seconds apart,",
+        "#   nats-server --signal reload=PID      (each server's process id, or the file that it wrote with -P)",
+        "# because nats-server 2.15.1 gives a new account its imports only at the second reload.",
+        "accounts {",
+    ]
     for account in accounts:
         lines += _with_streams(account, watched=bool(watch_key))
-        hearing = _Hearing.of(account)
-        for user in account.guests:
-            lines += _guest(account, user, domain, hearing)
+        for guest in guests_of(account, domain):
+            lines += _guest(account, guest)
     for node in upstream.nodes if upstream is not None else ():
         lines += _way_to_the_hub(node, upstream.domain if upstream is not None else "")
     if watch_key:
@@ -220,10 +236,11 @@ def render_accounts(
     return [*lines, "}", f"{MAX_CONNECTIONS_VARIABLE}: {MAX_CONNECTIONS}"]
 
 
-def _refuse_shared_keys(accounts: Sequence[Account], watch_key: str) -> None:
+def refuse_shared_keys(accounts: Sequence[Account], watch_key: str) -> None:
+    """Raises CommandError if two users have the same key."""
     holders = {watch_key: WATCH} if watch_key else {}
     for name, public_key in ((f"{user.name} of {account.name}", user.public_key) for account in accounts for user in account.users):
-        if public_key in holders:
+        if public_key and public_key in holders:
             raise CommandError(
                 f"{holders[public_key]} and {name} have the same public key, {public_key}, and a server that reads this neither "
                 "reloads nor starts: a newcomer's line must have a key of its own; nothing was written"
@@ -233,7 +250,7 @@ def _refuse_shared_keys(accounts: Sequence[Account], watch_key: str) -> None:
 
 def local_name(subject: str) -> str:
     """The name of an imported subject inside the importing account."""
-    if subject.startswith(_API) and not subject.startswith(_ANSWERED_BY_STREAMS):
+    if subject.startswith(_API) and not subject.startswith(ANSWERED_BY_STREAMS):
         return subject.removeprefix("$JS.")
     return subject
 
@@ -260,7 +277,7 @@ def _with_streams(account: Account, *, watched: bool) -> list[str]:
 
 
 def _export(kind: str, subject: str, names: Sequence[str]) -> str:
-    many = ", response: stream" if subject.startswith(_ANSWERED_BY_STREAMS) else ""
+    many = ", response: stream" if subject.startswith(ANSWERED_BY_STREAMS) else ""
     return f"      {{ {kind}: {quoted(subject)}{many}, accounts: [{', '.join(map(quoted, names))}] }}"
 
 
@@ -282,36 +299,69 @@ class _Hearing:
         return cls(writers, listeners)
 
 
-def _guest(account: Account, user: User, domain: str, hearing: _Hearing) -> list[str]:
-    wanted = user.permissions.publish
-    heard = {
-        subject: [guest_account(account, listener) for listener in hearing.listeners[subject]]
-        for subject in wanted
-        if subject in hearing.listeners
-    }
-    renamed = {subject: local_name(subject) for subject in wanted if local_name(subject) != subject}
-    # The server checks permissions after a mapping has changed the subject. A leaf's server, which
-    # learns the permissions from this one, checks them against the original subject.
-    said_by_leaves = [said for subject in wanted for said in _behind_a_domain(subject, domain)] if domain else []
-    publish = dict.fromkeys((*(local_name(subject) for subject in wanted), *said_by_leaves))
-    permissions = Permissions(tuple(publish), user.permissions.subscribe)
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A user's own account: what it imports and exports, in whichever form it is written."""
+
+    name: str
+    user: User
+    """With the permissions that it has inside this account."""
+    limits: Limits
+    services: Sequence[str]
+    """Subjects imported from the streams' account, under their `local_name`."""
+    heard_of: Sequence[tuple[str, str]]
+    """Subjects that it receives, each with the account of who publishes it."""
+    hearers: Mapping[str, Sequence[str]]
+    """Accounts that receive what it publishes, by subject."""
+    mappings: Mapping[str, str]
+
+
+def guests_of(account: Account, domain: str) -> Iterator[Guest]:
+    """The accounts of all users of `account` but its operators. `domain`: the server's, if sites
+    connect as leaves.
+    """
+    hearing = _Hearing.of(account)
+    for user in account.guests:
+        wanted = user.permissions.publish
+        # The server checks permissions after a mapping has changed the subject. A leaf's server,
+        # which learns the permissions from this one, checks them against the original subject.
+        said_by_leaves = [said for subject in wanted for said in _behind_a_domain(subject, domain)] if domain else []
+        publish = dict.fromkeys((*(local_name(subject) for subject in wanted), *said_by_leaves))
+        renamed = {subject: local_name(subject) for subject in wanted if local_name(subject) != subject}
+        yield Guest(
+            name=guest_account(account, user),
+            user=replace(user, permissions=Permissions(tuple(publish), user.permissions.subscribe)),
+            limits=user.limits or account.limits,
+            services=wanted,
+            heard_of=[
+                (subject, guest_account(account, writer))
+                for subject in user.permissions.subscribe
+                for writer in hearing.writers.get(subject, ())
+            ],
+            hearers={
+                subject: [guest_account(account, listener) for listener in hearing.listeners[subject]]
+                for subject in wanted
+                if subject in hearing.listeners
+            },
+            mappings={said: meant for subject, meant in renamed.items() for said in _sayings(subject, domain)},
+        )
+
+
+def _guest(account: Account, guest: Guest) -> list[str]:
+    """The text of a guest's account."""
     return [
-        f"  {guest_account(account, user)} {{",
-        _limits(user.limits or account.limits),
-        *_users([User(user.name, user.public_key, permissions)]),
+        f"  {guest.name} {{",
+        _limits(guest.limits),
+        *_users([guest.user]),
         "    imports: [",
-        *(_import("service", account.name, subject, _renaming(subject)) for subject in wanted),
-        *(
-            _import("stream", guest_account(account, writer), subject)
-            for subject in user.permissions.subscribe
-            for writer in hearing.writers.get(subject, ())
-        ),
+        *(_import("service", account.name, subject, _renaming(subject)) for subject in guest.services),
+        *(_import("stream", writer, subject) for subject, writer in guest.heard_of),
         "    ]",
         "    exports: [",
-        *(_export("stream", subject, names) for subject, names in heard.items()),
+        *(_export("stream", subject, names) for subject, names in guest.hearers.items()),
         "    ]",
         "    mappings {",
-        *(f"      {quoted(said)}: {quoted(meant)}" for subject, meant in renamed.items() for said in _sayings(subject, domain)),
+        *(f"      {quoted(said)}: {quoted(meant)}" for said, meant in guest.mappings.items()),
         "    }",
         "  }",
     ]
@@ -414,14 +464,13 @@ class Tls:
 
 
 def render(
-    accounts: Sequence[Account],
+    accounts: Sequence[str],
     *,
     tls: Tls | None,
     host: str,
     port: int,
     store_dir: str,
     sync_interval: str,
-    watch_key: str = "",
     domain: str = "",
     leaf_port: int = 0,
     upstream: Upstream | None = None,
@@ -430,22 +479,19 @@ def render(
     else could be read and changed on the network path.
 
     Args:
-        accounts: Streams with their users.
+        accounts: Lines of the accounts, from `render_accounts` or `render_claims`.
         tls: The server's certificate, for clients and leaves.
         host: Address to listen on.
         port: Port for clients.
         store_dir: Folder of the streams. nats-server's own default is the temporary folder, which a
             restart of the machine empties.
         sync_interval: When messages are forced to the disk.
-        watch_key: Public key of the user of `swarm nats watch`; empty: none.
         domain: JetStream domain, which a hub and a site need; empty: none.
         leaf_port: Port on which sites connect as leaves; 0: none.
         upstream: The hub, if this is a site's server.
     """
     lines = [
-        "# Written by `swarm nats config`. After a change of nodes, write it again, then run twice, seconds apart,",
-        "#   nats-server --signal reload=PID      (the server's process id, or the file that it wrote with -P)",
-        "# because nats-server 2.15.1 gives a new account its imports only at the second reload.",
+        "# Written by `swarm nats config`.",
         f"host: {quoted(host)}",
         f"port: {port}",
         "max_payload: 8MB",
@@ -455,7 +501,7 @@ def render(
         "feature_flags { js_ack_fc_v2: false }",
         *_tls(tls),
         *_leaves(tls, host, leaf_port, upstream),
-        *render_accounts(accounts, watch_key=watch_key, domain=domain, upstream=upstream),
+        *accounts,
         f"max_connections: ${MAX_CONNECTIONS_VARIABLE}",
     ]
     return "\n".join(lines) + "\n"
@@ -470,9 +516,7 @@ def render_accounts_only(
     accounts would admit anybody.
     """
     lines = [
-        "# Written by `swarm nats config --accounts-only`. After a change of nodes, write it again, then run twice, seconds apart,",
-        "#   nats-server --signal reload=PID      (each server's process id, or its pid_file)",
-        "# because nats-server 2.15.1 gives a new account its imports only at the second reload.",
+        "# Written by `swarm nats config --accounts-only`.",
         *_leaves(None, "", 0, upstream),
         *render_accounts(accounts, watch_key=watch_key, domain=domain, upstream=upstream),
     ]
@@ -504,6 +548,10 @@ def _leaves(tls: Tls | None, host: str, leaf_port: int, upstream: Upstream | Non
         lines += ['  reconnect: "2s"', "  remotes: ["]
         for node in upstream.nodes:
             account = quoted(upstream_account(node.name))
+            if upstream.credentials:
+                file = quoted(upstream.credentials.replace("{node}", node.name))
+                lines.append(f"    {{ url: {quoted(upstream.url)}, credentials: {file}, account: {account}{authority} }}")
+                continue
             lines += [
                 f"    # {node.seed_variable}: the seed in keys/{node.name}/swarm.nk, in the server's environment.",
                 f"    {{ url: {quoted(upstream.url)}, nkey: ${node.seed_variable}, account: {account}{authority} }}",

@@ -27,6 +27,7 @@ from shared.runtime.watch_figures import Figures
 from shared.transport.base import TransportError
 from shared.transport.nats.connection import Connection, Options
 from swarm_cli.errors import CommandError
+from swarm_cli.nats.server_config import WATCH_ACCOUNT
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +121,12 @@ def watch_requests(
     """
     configure_logging(level="info", log_format="auto")
     options = Options(
-        url=url, name="watch", key_file=str(key), ca_file=str(ca) if ca is not None else None, inbox_prefix="_INBOX_watch"
+        url=url,
+        name="watch",
+        key_file=str(key),
+        ca_file=str(ca) if ca is not None else None,
+        inbox_prefix="_INBOX_watch",
+        accounts=(WATCH_ACCOUNT,),
     )
     try:
         asyncio.run(watch(options, host, port, timeout_s=timeout_s))

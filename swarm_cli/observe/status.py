@@ -31,6 +31,7 @@ from rich.table import Table
 from shared.config.verifier_section import ViewConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import SWARM_SCHEMA_VERSION
+from shared.identity.permissions import SWARM_ACCOUNT, user_account
 from shared.identity.statements import SignatureStatus
 from shared.roles import OBSERVER, ROLES
 from shared.text import visible, visible_json
@@ -354,6 +355,7 @@ class Hub:
             inbox_prefix=f"_INBOX_{self.user}",
             may_ask=not self.key_file,
             hub=True,
+            accounts=(user_account(SWARM_ACCOUNT, self.user),),
         )
 
 

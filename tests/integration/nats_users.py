@@ -27,7 +27,7 @@ async def raw(server: SecuredServer, key_file: Path, prefix: str, errors: list[s
         errors.append(str(error))
 
     context = ssl.create_default_context(cafile=str(server.ca_file))
-    return await nats.connect(server.url, nkeys_seed=str(key_file), tls=context, inbox_prefix=prefix, error_cb=on_error)
+    return await nats.connect(server.url, **server.signing_in(key_file), tls=context, inbox_prefix=prefix, error_cb=on_error)
 
 
 async def everything(operator: Any) -> dict[str, Any]:

@@ -39,14 +39,24 @@ class Site:
         return await connect_swarm_plane(config, "verifier", timeout_s=10.0)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["text", "claims"])
+def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     leaf_port = str(free_port())
-    hub = SecuredServer(folder / "hub", ["alpha", "mallory"], plane="swarm", more=("--domain", HUB, "--leaf-port", leaf_port))
+    further = ("--domain", HUB, "--leaf-port", leaf_port)
+    hub = SecuredServer(folder / "hub", ["alpha", "mallory"], plane="swarm", more=further, accounts=request.param)
     hub.start()
     hub.init("swarm", hub.config("alpha", folder))
-    towards = ("--hub-url", f"tls://127.0.0.1:{leaf_port}", "--hub-ca", str(hub.ca_file), "--hub-domain", HUB)
+    towards = (
+        "--hub-url",
+        f"tls://127.0.0.1:{leaf_port}",
+        "--hub-ca",
+        str(hub.ca_file),
+        "--hub-domain",
+        HUB,
+        "--accounts",
+        request.param,
+    )
     leaf = SecuredServer(folder / "leaf", ["alpha"], plane="node", keys=hub.keys, more=towards)
     leaf.environment["SWARM_KEY_ALPHA"] = (leaf.keys / "alpha" / "swarm.nk").read_text().strip()
     leaf.start()

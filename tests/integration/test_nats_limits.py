@@ -22,6 +22,7 @@ from shared.contracts import subjects
 from shared.contracts.limits import HOUR_S, SWARM_LIMITS
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import bucket_stream
+from shared.transport.nats.claims import claims_of
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.server_config import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw
@@ -31,9 +32,9 @@ from tests.secured_server import SecuredServer
 ANSWER_S = 30.0
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[SecuredServer]:
-    server = SecuredServer(tmp_path, ["alpha", "mallory"])
+@pytest.fixture(params=["text", "claims"])
+def hub(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SecuredServer]:
+    server = SecuredServer(tmp_path, ["alpha", "mallory"], accounts=request.param)
     server.start()
     server.init("swarm", server.config("alpha", tmp_path))
     yield server
@@ -54,8 +55,8 @@ async def user(hub: SecuredServer, name: str, errors: list[str] | None = None) -
 async def connect_once(hub: SecuredServer, name: str) -> None:
     """Connect without another try; raises what the server says."""
     context = ssl.create_default_context(cafile=str(hub.ca_file))
-    seed = str(hub.keys / name / "swarm.nk")
-    client = await nats.connect(hub.url, nkeys_seed=seed, tls=context, allow_reconnect=False, max_reconnect_attempts=1)
+    key = hub.signing_in(hub.keys / name / "swarm.nk")
+    client = await nats.connect(hub.url, **key, tls=context, allow_reconnect=False, max_reconnect_attempts=1)
     await client.close()
 
 
@@ -201,9 +202,12 @@ async def test_spectators_send_at_most_64_kib_a_message(hub: SecuredServer):
 
 def test_the_running_server_limits_a_members_leaf_connections_to_four_and_gives_others_none(hub: SecuredServer):
     """Of the configuration that the server runs: a fifth leaf would take a server for each."""
-    leaves = dict(
-        re.findall(r"^  (\w+) \{\n    limits \{ .*max_leafnodes: (\d+),", hub._config_file.read_text(), flags=re.MULTILINE)
-    )
+    text = hub._config_file.read_text()
+    leaves = dict(re.findall(r"^  (\w+) \{\n    limits \{ .*max_leafnodes: (\d+),", text, flags=re.MULTILINE))
+    if hub.accounts == "claims":
+        tokens = dict(re.findall(r"^  # (\w+)\n  A\w+: (\S+)$", text, flags=re.MULTILINE))
+        limits = {name: claims_of(token)["nats"]["limits"] for name, token in tokens.items()}
+        leaves = {name: str(each["leaf"]) for name, each in limits.items() if each["conn"] != -1}
     assert {name for name, most in leaves.items() if most != "0"} == {"SWARM_ALPHA", "SWARM_MALLORY"}
     assert leaves["SWARM_ALPHA"] == leaves["SWARM_MALLORY"] == "4"
 

@@ -50,13 +50,13 @@ LARGE = b"x" * (9 * 2**20)
 """More than one message may hold: travels in chunks."""
 
 
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+@pytest.fixture(scope="module", params=["text", "claims"])
+def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredServer]:
     """Two nodes' planes and the swarm's on one server, in accounts. Streams were made by the
     operators.
     """
     folder = tmp_path_factory.mktemp("secured")
-    server = SecuredServer(folder, ["alpha", "beta", "gamma", "delta"])
+    server = SecuredServer(folder, ["alpha", "beta", "gamma", "delta"], accounts=request.param)
     server.start()
     for node in server.nodes:
         server.init("node", server.config(node, folder))

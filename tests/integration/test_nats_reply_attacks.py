@@ -57,10 +57,10 @@ FORBIDDEN_SUBJECTS = {
 """Where each key may not write."""
 
 
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+@pytest.fixture(scope="module", params=["text", "claims"])
+def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredServer]:
     folder = tmp_path_factory.mktemp("attacked")
-    server = SecuredServer(folder, ["alpha", "mallory"])
+    server = SecuredServer(folder, ["alpha", "mallory"], accounts=request.param)
     server.start()
     yield server
     server.stop()

@@ -74,8 +74,9 @@ def watching(folder: Path, url: str, key: Path, *more: str) -> Iterator[Watching
         assert process.wait(DEADLINE_S) == 0, log.read_text()
 
 
-async def test_the_watch_counts_the_work_of_roles_and_operators_and_calls_none_of_it_unexpected(tmp_path: Path):
-    server = SecuredServer(tmp_path, ["alpha"])
+@pytest.mark.parametrize("accounts", ["text", "claims"])
+async def test_the_watch_counts_the_work_of_roles_and_operators_and_calls_none_of_it_unexpected(tmp_path: Path, accounts: str):
+    server = SecuredServer(tmp_path, ["alpha"], accounts=accounts)
     server.start()
     config = server.config("alpha", tmp_path)
     try:

@@ -167,7 +167,8 @@ def test_the_configuration_names_every_user_once_and_no_secret():
     public = {name: SigningKey(seed.encode()).public_key for name, seed in zip(names, seeds, strict=False)}
     swarm = SigningKey(seeds[5].encode()).public_key
     accounts = [node_account("alpha", public), swarm_account({"alpha": swarm})]
-    text = render(accounts, tls=Tls("/c.pem", "/k.pem"), host="0.0.0.0", port=4222, sync_interval="always", store_dir="nats-both")
+    lines = render_accounts(accounts)
+    text = render(lines, tls=Tls("/c.pem", "/k.pem"), host="0.0.0.0", port=4222, sync_interval="always", store_dir="nats-both")
     for key in (*public.values(), swarm):
         assert text.count(f"nkey: {key}") == 1
     assert not any(seed in text for seed in seeds)

@@ -15,8 +15,10 @@ lines, at the end, are parsed.
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -144,6 +146,9 @@ def checked_info(info: Any) -> dict[str, Any]:
     """The server's INFO, with a plausible `max_payload`. Raises ServerMisbehaves."""
     if not isinstance(info, dict):
         raise ServerMisbehaves("the server's INFO is no object")
+    if "." in str(info.get("nonce", "")):
+        # It is signed, and with a dot it could be the text of claims.
+        raise ServerMisbehaves("the server's nonce is none")
     if "max_payload" in info:
         largest_message_bytes(info["max_payload"])
         info["max_payload"] = min(info["max_payload"], LARGEST_MESSAGE_BYTES)
@@ -207,9 +212,13 @@ class Client(nats.NATS):  # type: ignore[misc]
     - Closing can raise an error that belongs to one of its own tasks.
     """
 
-    def __init__(self, *, demands_tls: bool) -> None:
+    def __init__(self, *, demands_tls: bool, claims: Callable[[], str] | None = None) -> None:
+        """`claims`: makes the user's claims, which a server with accounts in its configuration
+        ignores.
+        """
         super().__init__()
         self._demands_tls = demands_tls
+        self._claims = claims
         self._ps = BoundedParser(self)
 
     @property
@@ -250,6 +259,13 @@ class Client(nats.NATS):  # type: ignore[misc]
         # servers of `k8s/` announce no others (`no_advertise`).
         info.pop("connect_urls", None)
         await super()._process_info(info, initial_connection=initial_connection)
+
+    def _connect_command(self) -> bytes:
+        line: bytes = super()._connect_command()
+        if self._claims is None:
+            return line
+        options = json.loads(line.removeprefix(b"CONNECT ")) | {"jwt": self._claims()}
+        return b"CONNECT " + json.dumps(options).encode() + b"\r\n"
 
     async def _process_connect_init(self) -> None:
         try:

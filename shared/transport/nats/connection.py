@@ -9,9 +9,11 @@ or a counter.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import nats.errors
@@ -21,6 +23,7 @@ from shared.cancelling import cancel_and_wait, heeded_cancellation
 from shared.text import error_text
 from shared.transport.base import AccessDenied, Counters, Deadline, ErrorKind, NotConnected
 from shared.transport.nats.answers import quote_server
+from shared.transport.nats.claims import key_of, user_claims
 from shared.transport.nats.client import Client, ServerMisbehaves
 from shared.transport.nats.credentials import credential_settings, denial, is_key_refusal
 
@@ -43,6 +46,8 @@ class Complaints:
         self._denials: dict[str, str] = {}
         self._refused = False
         self._told: set[str] = set()
+        self.full = False
+        """Whether a server said, since `begin`, that this key has no connection left."""
         self.newest = ""
         """Description of the latest error; empty if there was none since the last `settle`."""
 
@@ -55,6 +60,7 @@ class Complaints:
 
     def begin(self) -> None:
         self._denials.clear()
+        self.full = False
 
     def hear(self, error: Exception, *, opening: bool, server: str = "") -> None:
         """Record one error.
@@ -71,6 +77,7 @@ class Complaints:
         """
         options = self._options
         denied = denial(error, server or options.url, options.key_file, options.ca_file)
+        self.full = self.full or _FULL in str(error).lower()
         kind = _kind_of(error, denied=denied is not None)
         self._counters.errors[kind] += 1
         if kind == "permissions":
@@ -125,6 +132,8 @@ def _kind_of(error: Exception, *, denied: bool) -> ErrorKind:
     return "unreachable" if isinstance(error, (OSError, TimeoutError, *_LOST)) else "other"
 
 
+_FULL = "maximum account active connections"
+_SHUT_OUT = "other processes with this key hold all its connections, or the server's operator has shut it out: ask them"
 _HUB = "check the network on the way and the hub's server"
 
 
@@ -145,6 +154,10 @@ class Options:
 
     may_ask: bool = True
     """Whether this user may ask the server about streams (`STREAM.INFO`)."""
+    accounts: tuple[str, ...] = ()
+    """Names of the accounts that this key may be of, the likeliest first, for a server whose
+    accounts are claims; others ignore them.
+    """
     hub: bool = False
     """Whether the server is a swarm's hub, which nobody here can start."""
 
@@ -231,11 +244,14 @@ class Connection:
             AccessDenied: every server refuses, and what it refuses is not the key, or it still did
                 after `refused_s`.
         """
-        until, told = Deadline(refused_s), False
-        while True:
+        until, told, accounts = Deadline(refused_s), False, self.options.accounts or ("",)
+        for number in itertools.count(1):
             try:
-                return await self._open(timeout_s)
+                await self._open(timeout_s, accounts[(number - 1) % len(accounts)])
+                return
             except AccessDenied as error:
+                if error.key_refused and number < len(accounts):
+                    continue
                 if not (refused_s and error.key_refused and self.options.key_file):
                     raise
                 if until.passed:
@@ -245,12 +261,14 @@ class Connection:
                 told = True
             await asyncio.sleep(min(_REFUSED_WAIT_S, until.left_s))
 
-    async def _open(self, timeout_s: float) -> None:
+    async def _open(self, timeout_s: float, account: str) -> None:
         if any(url.startswith(("ws://", "wss://")) for url in self.options.servers):
             # Over a websocket nats-py accepts frames of any size, before its parser can check them.
             raise AccessDenied(f"{self.options.url}: websockets are not supported: use a nats:// or tls:// address")
-        client = Client(demands_tls=self.options.demands_tls)
         settings = _settings(self.options) | self._callbacks()
+        seed = settings.get("nkeys_seed_str")
+        key = key_of(seed) if seed and account else None
+        client = Client(demands_tls=self.options.demands_tls, claims=partial(user_claims, key, account) if key else None)
         self._opening = client
         self._complaints.begin()
         try:
@@ -263,7 +281,7 @@ class Connection:
             await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}",
-                self.options.if_absent,
+                _SHUT_OUT if self._complaints.full else self.options.if_absent,
             ) from None
         finally:
             self._opening = None

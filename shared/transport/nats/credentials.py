@@ -5,7 +5,10 @@ loading nats-py.
 
 from __future__ import annotations
 
+import math
+import re
 import ssl
+import time
 from typing import Any
 
 import nkeys
@@ -13,6 +16,7 @@ import nkeys
 from shared.plain_files import read_named
 from shared.text import error_text
 from shared.transport.base import AccessDenied
+from shared.transport.nats.claims import claims_of
 
 MAX_AUTHORITY_BYTES = 2**20
 """Of a file with authorities. A system's own, with some 150 of them, has a fifth of that."""
@@ -25,11 +29,14 @@ _REFUSALS = ("authorization violation", "authentication expired", "authenticatio
 
 
 def credential_settings(key_file: str | None, ca_file: str | None) -> dict[str, Any]:
-    """Arguments for nats-py's `connect`. Raises AccessDenied for files that cannot be used."""
+    """Arguments for nats-py's `connect`. Raises AccessDenied for files that cannot be used, and for
+    claims that have run out.
+    """
     found: dict[str, Any] = {}
     if key_file:
         text = _read(key_file)
         if "BEGIN NATS USER JWT" in text:
+            _refuse_expired(key_file, text)
             found["user_credentials"] = key_file
         else:
             found["nkeys_seed_str"] = _checked_seed(key_file, text.strip())
@@ -81,7 +88,8 @@ def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None
         )
     return (
         f"{url}: the server refuses the key in {key_file}: its public key must be in the server's configuration "
-        "(`swarm nats config` writes it; reload the server afterwards), or it is another plane's key"
+        "(`swarm nats config` writes it, reload the server afterwards; a hub with claims gets it by --push, and again if it lost "
+        "them), or it is another plane's key"
     )
 
 
@@ -102,6 +110,21 @@ def _read(path: str) -> str:
         raise AccessDenied(
             f"key file {path} cannot be read ({error_text(error)}): make it readable for this process's user"
         ) from None
+
+
+def _refuse_expired(path: str, text: str) -> None:
+    """Raises AccessDenied. A server refuses such claims without saying why."""
+    token = re.search(r"BEGIN NATS USER JWT-+\s*(\S+)", text)
+    try:
+        ends = claims_of(token[1] if token else "").get("exp") or 0
+        left_s = float(ends) - time.time() if ends else math.inf
+    except (TypeError, ValueError):
+        raise AccessDenied(f"key file {path} holds no user's claims: get the .creds file again from who made it") from None
+    if left_s <= 0:
+        raise AccessDenied(
+            f"key file {path}: its claims ran out {-left_s / 3600:.1f} h ago (or this machine's clock is wrong): "
+            "get a new .creds file from who made it"
+        )
 
 
 def _checked_seed(path: str, seed: str) -> str:
