@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import time
+from functools import cache
 from typing import Any
 
 import nkeys
@@ -28,6 +29,7 @@ def as_kind(user_key: str, kind: int) -> str:
     return _encoded(kind, base64.b32decode(user_key)[1:33])
 
 
+@cache
 def identity(account: str) -> str:
     """The identity (`A...`) of the account of this name."""
     return _encoded(ACCOUNT, hashlib.sha256(f"swarm/{account}".encode()).digest())
