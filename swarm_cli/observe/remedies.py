@@ -16,6 +16,7 @@ from shared.contracts.wire import is_node_name
 from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, Deaths, deaths_file, read_deaths
 from shared.text import visible
 from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeState, duration
+from swarm_cli.observe.run_files import Evaluation, compared, read_evaluations
 from swarm_cli.runs import goes_on, restart_options, starts_again
 from swarm_cli.server_diagnosis import cannot_store, silent_together
 from swarm_cli.target import Target, run_here
@@ -146,13 +147,23 @@ def next_commands(run_dir: Path, node: str, where: str, *, complete: bool = Fals
     as `where_runs_are` returns. complete: as for `goes_on`.
     """
     run = shlex.quote(run_dir.name)
+    best, policy = _export_of(read_evaluations(run_dir / node))
     return [
         (f"swarm dashboard --run {run}", "curves and answers in a browser"),
         (f"swarm eval {shlex.quote(str(run_dir / node))} --answers 3", "what the policy answers"),
-        (
-            f"swarm model export {run} {node} trained --best{where}",
-            "the trained policy with the best evaluation, as a Hugging Face folder",
-        ),
+        (f"swarm model export {run} {node} trained{best}{where}", policy),
         (f"swarm plot {run}{where}", "learning curves as a PNG"),
         (goes_on(run_dir, complete=complete), "continues training"),
     ]
+
+
+def _export_of(evaluations: Sequence[Evaluation]) -> tuple[str, str]:
+    """The option of `swarm model export` that fits these evaluations, and what is exported."""
+    alike = compared(evaluations).alike
+    trained = [each.score or 0.0 for each in alike if each.policy_version > 0]
+    if not trained:
+        return "", "the newest policy, as a Hugging Face folder"
+    base = [each.score for each in alike if each.policy_version == 0 and each.score is not None]
+    if base and max(trained) <= base[-1]:
+        return "", "the newest policy, as a Hugging Face folder; none that was evaluated is better than the base policy"
+    return " --best", "the trained policy with the best evaluation, as a Hugging Face folder"

@@ -7,6 +7,7 @@ While a run is running, the same symptoms raise alerts (`k8s/components/monitori
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -111,11 +112,14 @@ class Verdict:
         return next((page for words, page in _RUNBOOKS for reason in self.reasons if reason.startswith(words)), _RUNBOOKS[0][1])
 
 
-def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], lost: str = "") -> Verdict:
+def verdict(
+    steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], lost: str = "", folder: Path | None = None
+) -> Verdict:
     """Judge a node's run. `steps` are lines of `metrics.jsonl` in order, `evaluations` by policy
-    version; either may be empty. lost: a sentence about evaluations that cannot be read.
+    version; either may be empty. lost: a sentence about evaluations that cannot be read. folder:
+    the node's, for commands.
     """
-    outcome, held_out, *_ = held_out_verdict(evaluations, lost)
+    outcome, held_out, *_ = held_out_verdict(evaluations, lost, folder)
     changed = _changed_words(steps, evaluations)
     steps = _judged_alike(steps, evaluations)
     symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
@@ -145,7 +149,7 @@ def node_verdict(folder: Path, *, ended: bool = False) -> tuple[str, ...]:
     """
     steps, evaluations, counts = read_steps(folder), read_evaluations(folder), read_unknown(folder)
     lost = unreadable(folder / EVAL_FILE)
-    judgement, *reasons = verdict(steps, evaluations, lost).lines() if steps or evaluations or lost else [""]
+    judgement, *reasons = verdict(steps, evaluations, lost, folder).lines() if steps or evaluations or lost else [""]
     why = [
         unsaved_words(folder) if ended else "",
         *reasons,
@@ -168,8 +172,10 @@ class HeldOutVerdict(NamedTuple):
     pairs: Pairs | None = None
 
 
-def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldOutVerdict:
-    """Judge a node by its evaluations, in order of policy version. lost: as for `verdict`."""
+def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "", folder: Path | None = None) -> HeldOutVerdict:
+    """Judge a node by its evaluations, in order of policy version. lost, folder: as for
+    `verdict`.
+    """
     if evaluations and not evaluations[-1].n and evaluations[-1].unknown:
         last = evaluations[-1]
         words = f"none of the {last.unknown:,} held-out answers of version {last.policy_version} has a known reward"
@@ -179,7 +185,7 @@ def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "") -> HeldO
     if comparison.why_no_base:
         return HeldOutVerdict(Outcome.UNKNOWN, comparison.why_no_base)
     if newest is None or base is None or len(alike) < 2:
-        return HeldOutVerdict(Outcome.UNKNOWN, lost or _missing(evaluations))
+        return HeldOutVerdict(Outcome.UNKNOWN, lost or _missing(evaluations, folder))
     if newest.pass_rate is None or base.pass_rate is None:
         words = f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}"
         return _by_reward(newest, base, words) or HeldOutVerdict(Outcome.UNKNOWN, f"{words}; {NO_PASS_SHOWN}")
@@ -265,9 +271,10 @@ def _untrained(steps: Sequence[Mapping[str, Any]], counts: Mapping[tuple[str, st
     return "no step was trained"
 
 
-def _missing(evaluations: Sequence[Evaluation]) -> str:
+def _missing(evaluations: Sequence[Evaluation], folder: Path | None) -> str:
     """Say which evaluation a judgement lacks."""
-    how = "`swarm eval var/runs/RUN/NODE` evaluates the newest checkpoint"
+    command = "`swarm eval` of the node's folder" if folder is None else f"`swarm eval {shlex.quote(str(folder))}`"
+    how = f"{command} evaluates the newest checkpoint"
     if not evaluations:
         return f"no held-out evaluation is on record (eval.tasks): {how}"
     if evaluations[-1].policy_version == 0:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from shared.run_records import FILE_NAMES_FILE, unknown_file
 from swarm_cli.observe.plot import draw_curves
+from swarm_cli.observe.remedies import next_commands
 from swarm_cli.observe.run_files import Evaluation, alike_of_steps, alike_words, read_evaluations, read_steps
 from swarm_cli.observe.verdict import _RUNBOOKS, Outcome, run_verdicts, verdict
 
@@ -338,6 +339,20 @@ def test_a_run_that_is_not_judged_says_which_evaluation_is_missing() -> None:
     ):
         told = verdict([], evaluations).reasons[0]
         assert missing in told and ("swarm eval" in told) == (missing[0] == "n")
+
+
+def test_what_a_run_offers_at_its_end_fits_its_evaluations_and_names_its_own_folder(tmp_path: Path) -> None:
+    run, node = tmp_path / "ex", tmp_path / "ex" / "alpha"
+    node.mkdir(parents=True)
+    (node / "metrics.jsonl").write_text('{"step": 1}\n')
+    for rates, best in (((), False), ((0.25,), False), ((0.25, 0.2), False), ((0.25, 0.25), False), ((0.25, 0.3, 0.2), True)):
+        lines = [json.dumps({"policy_version": version, "pass_rate": rate, "n": 20}) for version, rate in enumerate(rates)]
+        (node / "eval.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        (command, what), *_ = [each for each in next_commands(run, "alpha", "") if "export" in each[0]]
+        assert ("--best" in command) == ("best" in what) == best
+        assert ("better than the base policy" in what) == (len(rates) == 2)
+        told = run_verdicts(run, ["alpha"], ended=True)[0]
+        assert (f"`swarm eval {node}`" in told) == (len(rates) < 2), told
 
 
 def test_a_destroyed_record_of_evaluations_is_named_instead_of_the_settings(tmp_path: Path) -> None:
