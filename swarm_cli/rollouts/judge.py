@@ -119,6 +119,7 @@ class Judge:
         from shared.tasks.verifiers import VerifierChoice
 
         self._choice = VerifierChoice(config.tasks)
+        self._specs, self._scorer_ids = config.tasks, dict[int, str]()
         self._unknown = unknown
         self._files = [spec for spec in config.tasks if spec.source == "file" and not unknown]
         self._names = names
@@ -135,8 +136,27 @@ class Judge:
             return f"not known: {self._unknown}"
         files = self._files_of(scored)
         if files is None:
-            return _shown(self._choice.name_for(scored.group.task.ref))
-        return " or ".join(sorted({_shown(spec.verifier) for spec in files})) or UNKNOWN
+            now = _shown(self._choice.name_for(scored.group.task.ref))
+        else:
+            now = " or ".join(sorted({_shown(spec.verifier) for spec in files})) or UNKNOWN
+        if not self._has_changed(scored):
+            return now
+        before = f"rewards {' and '.join(visible(name, 60) for name in scored.parts)}" if scored.parts else "not known"
+        return f"{before}: its [[tasks]] entry, or the file of its reward, has changed since (now {now})"
+
+    def _has_changed(self, scored: ScoredGroup) -> bool:
+        """Check whether none of the sources that the group may be from has the scorer that gave its
+        rewards.
+        """
+        files, spec = self._files_of(scored), self._choice.spec_for(scored.group.task.ref)
+        specs = ([] if spec is None else [spec]) if files is None else files
+        return scored.scorer is not None and bool(specs) and scored.scorer not in map(self._scorer_id, specs)
+
+    def _scorer_id(self, spec: TaskSpec) -> str:
+        place = self._specs.index(spec)
+        if place not in self._scorer_ids:
+            self._scorer_ids[place] = spec.scorer_id
+        return self._scorer_ids[place]
 
     def file(self, scored: ScoredGroup) -> str:
         """The file's name, without its folder, that a group's question is from: people do not know
@@ -160,8 +180,9 @@ class Judge:
         """The explanation of the reward of the answer at this place."""
         from shared.tasks.answers import extract_answer
 
-        # A reward of a file gets all of the text.
-        read = text.strip() if self._by_reward_file(scored) else extract_answer(text)
+        # A reward of a file gets all of the text. What another scorer was given is not known.
+        whole = self._by_reward_file(scored) or self._has_changed(scored)
+        read = text.strip() if whole else extract_answer(text)
         read = "no answer: only a thought, too long, or mostly white space" if read is None else read
         shown, passed = None if read == text.strip() else read, passes(scored, place)
         if scored.origin != "local" and passed is False and not self._partial_credit:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from shared.config import ConfigError, load_config
 from shared.contracts.messages import ScoredGroup
@@ -14,7 +15,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.model.evaluate import evaluate
-from swarm_cli.rollouts.judge import judge_of
+from swarm_cli.rollouts.judge import Judged, judge_of
 from swarm_cli.runs import RunNote, StartOptions, write_note
 from tests.unit.page_batches import item
 
@@ -54,6 +55,23 @@ def test_a_reward_of_a_file_is_named_without_its_folder_and_gets_all_of_the_text
         found = judge_of(load_config(Path("ex.toml")), Path("ex.toml"), "ex").of(scored(), 0, r"\boxed{19}, not 3", 1.0)
         judged[line] = (found.verifier, found.read_as)
     assert list(judged.values()) == [("reward rewards.py:short", None), ("math", "19")]
+
+
+def test_a_run_keeps_what_it_was_judged_by_after_its_configuration_was_edited(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def right(answer, reference):\n    return 1.0\n\nshort = right\n")
+    both = 'rewards = [{use = "rewards.py:right"}, {use = "rewards.py:short", weight = 0.1}]'
+
+    def judged(entry: str, before: ScoredGroup) -> Judged:
+        (tmp_path / "ex.toml").write_text(f'[[tasks]]\ndataset = "gcd"\n{entry}\n')
+        return judge_of(load_config(Path("ex.toml")), None, "ex").of(before, 0, r"\boxed{19}, not 3", 1.0)
+
+    (tmp_path / "ex.toml").write_text(f'[[tasks]]\ndataset = "gcd"\n{both}\n')
+    spec = load_config(Path("ex.toml")).tasks[0]
+    group = replace(scored(), scorer=spec.scorer_id, parts={"rewards.py:right": [1.0], "rewards.py:short": [1.0]})
+    assert judged(both, group).verifier == "reward rewards.py:right + 0.1 * rewards.py:short"
+    edited = judged('reward = "rewards.py:right"', group)
+    assert "rewards.py:short" in edited.verifier and "has changed since" in edited.verifier and edited.read_as is None
+    assert judged('verifier = "math"', replace(group, parts={})).verifier.startswith("not known: ")
 
 
 def test_another_configuration_is_named_where_it_is_the_one_that_tells(folder: Path, tmp_path: Path) -> None:
