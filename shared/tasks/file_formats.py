@@ -46,6 +46,8 @@ _COUNTERS = re.compile(r"(?<![^\W_])[0-9a-f]{16,}(?![^\W_])|\d+(?:[\W_]*of[\W_]*
 ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
 """Files in folders of datasets that hold no rows."""
 _NAMES_TOLD = 5
+_AROUND = 40
+"""Characters shown before and after the place where a list of JSON is broken."""
 
 _UNREADABLE = (ValueError, OverflowError, KeyError)
 """What pyarrow raises for a value that no Python object can represent: text that is not UTF-8, a
@@ -291,14 +293,40 @@ def _json(file: Path, wanted: Wanted) -> Iterator[Row]:
         rows = json.loads(file.read_text("utf-8-sig") or "[]", parse_float=exact_number, object_pairs_hook=_unique)
     except UnicodeDecodeError:
         yield Row({}, file, 0, "not UTF-8: save the file in UTF-8")
-    except (ValueError, RecursionError) as error:
-        why = f"{error.msg}, line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        yield Row({}, file, 0, f"not JSON ({why}): write [{{...}}, {{...}}]")
+    except json.JSONDecodeError as error:
+        yield Row({}, file, 0, _broken_list(error))
+    except (ValueError, RecursionError):
+        yield Row({}, file, 0, "not JSON (nested too deeply): write [{...}, {...}]")
     else:
         if not isinstance(rows, list):
             yield Row({}, file, 0, "not a list of JSON objects: write [{...}, {...}]")
             return
         yield from (_object(values, file, number) for number, values in enumerate(rows, 1))
+
+
+def _broken_list(error: json.JSONDecodeError) -> str:
+    """Say where a list of JSON is broken, with the text there, and what to do. A missing comma
+    belongs behind the last value, which may end lines above the place where the parser misses it.
+    """
+    text, pos = error.doc, error.pos
+    if not text.lstrip().startswith("["):
+        return f"not JSON ({error.msg}, line {error.lineno}): write [{{...}}, {{...}}]"
+    said, lacks, ends = error.msg, "delimiter" in error.msg, not text[pos:].strip()
+    former = text[: pos + 1].rstrip(" \t\r\n]}")
+    extra = not ends and former.endswith(",") and text[len(former) :].lstrip()[:1] in ("]", "}")
+    if lacks or ends or extra:
+        pos = len(former if extra else text[:pos].rstrip())
+    begin, end, line = text.rfind("\n", 0, pos) + 1, (text + "\n").find("\n", pos), text.count("\n", 0, pos) + 1
+    before = visible(text[max(begin, pos - _AROUND) : pos].strip(), 2 * _AROUND)
+    around = visible(text[max(begin, pos - _AROUND // 2) : min(end, pos + _AROUND)].strip(), 2 * _AROUND)
+    remedy = "correct it there"
+    if ends:
+        remedy = "it ends before its list does: close it, or copy the file again"
+    elif extra:
+        remedy = "remove the comma"
+    elif lacks:
+        remedy = f"write a {said.split()[1]} there, or a backslash before a quote within a text"
+    return f"not JSON ({said}, line {line}, {f'after {before}' if lacks or ends or extra else f'at {around}'}): {remedy}"
 
 
 def _separated(file: Path, _: Wanted) -> Iterator[Row]:

@@ -404,11 +404,13 @@ def test_json_is_a_list_of_objects_or_lines_of_them(tmp_path: Path, content: str
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (f"[{ROW}, {OTHER}", "not JSON (Expecting ',' delimiter, line 1)"),
-        (f"[{ROW},\n{OTHER} {ROW}]", "not JSON (Expecting ',' delimiter, line 2)"),
-        (f"[{ROW}] x", "not JSON (Extra data, line 1)"),
-        (f"[{ROW},\n\n{{'question': 1}}]", "not JSON (Expecting property name enclosed in double quotes, line 3)"),
-        (f"[{ROW},]", "not JSON"),
+        (f"[{ROW}, {OTHER}", "not JSON (Expecting ',' delimiter, line 1, after"),
+        (f'[{ROW},\n{{"question": "r"\n\n "answer": 1}}]', 'line 2, after {"question": "r"): write the \',\' there'),
+        (f"[{ROW},\n{ROW}\n\n", "it ends before its list does"),
+        (f"[{ROW},\n{OTHER} {ROW}]", f"not JSON (Expecting ',' delimiter, line 2, after {OTHER})"),
+        (f"[{ROW}] x", "not JSON (Extra data, line 1, at "),
+        (f"[{ROW},\n\n{{'question': 1}}]", "not JSON (Expecting property name enclosed in double quotes, line 3, at {"),
+        (f"[{ROW},\n]", "line 1, after"),
         (f"[{ROW}, [1], 3]", "row 2: not a JSON object"),
         ('[{"question": "q", "answer": 1, "answer": 2}]', "row 1: the key 'answer' stands twice"),
         ("[]", "it has no rows"),
