@@ -6,18 +6,21 @@ independent samples lets them hide a change that the others show.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shared.contracts.wire import MAX_REWARD
 from shared.intervals import estimate
 
 Answer = tuple[float | None, bool | None]
 """An answer's reward, None if it is unknown, and whether it passes, None if no pass is defined."""
 LEVEL = 0.05
 """A difference that chance gives less often, in either direction, is told as one."""
-_MOST_ANSWERS = 100_000
+_LEAST_GAIN = 0.0005
+"""A mean reward that changed by less is shown as the same."""
+_MOST_ANSWERS = 10_000
+"""The exact test's time grows with their square: 0.1 s for so many."""
 ANSWERS_FIELD = "answers"
 """The key of `eval.jsonl` under which an evaluation's answers stand, in `held_out_order`."""
 
@@ -48,17 +51,18 @@ class Pairs:
 
 def paired(before: Sequence[Answer], now: Sequence[Answer], *, by_reward: bool = False) -> Pairs | None:
     """Compare the answers to the same questions, in the same order, by whether they pass (McNemar's
-    test in its exact form) or by their rewards. Questions without a known reward in one of them are
-    left out. None: the answers are not known, or those of fewer than two questions are.
+    test in its exact form) or by their rewards. Questions without a known reward in both are left
+    out. None: the answers to fewer than two questions are known, or a reward is known in one of the
+    two alone: pass rates and pairs would then be of different questions.
     """
-    if len(before) != len(now):
+    if [one[0] is None for one in before] != [other[0] is None for other in now]:
         return None
-    known = [(one, other) for one, other in zip(before, now, strict=True) if one[0] is not None and other[0] is not None]
+    known = [(one, other) for one, other in zip(before, now, strict=True) if one[0] is not None]
     if len(known) < 2:
         return None
     if by_reward:
         found = estimate([(other[0] or 0.0) - (one[0] or 0.0) for one, other in known])
-        return Pairs(len(known), found.mean, found.half_width or 0.0)
+        return Pairs(len(known), found.mean, max(found.half_width or 0.0, _LEAST_GAIN))
     if any(None in (one[1], other[1]) for one, other in known):
         return None
     newly_right = sum(bool(other[1]) > bool(one[1]) for one, other in known)
@@ -90,5 +94,5 @@ def _is_answer(value: Any) -> bool:
     match value:
         case [None | int() | float() as reward, None | bool() as passed]:
             del passed
-            return not isinstance(reward, bool) and (reward is None or math.isfinite(reward))
+            return not isinstance(reward, bool) and (reward is None or abs(reward) <= MAX_REWARD)
     return False

@@ -229,8 +229,12 @@ def recorded_evaluations(node_dir: Path) -> tuple[Evaluation, ...]:
         bases: dict[HeldOutSet, Evaluation] = {}
         for line in eval_lines(file):
             if (each := _evaluation(line)) is not None:
-                if newest and newest[-1].policy_version:  # answers of those in between are not compared
+                # Answers of versions between the base and the highest are not compared. A slow
+                # generator may write a lower one after a higher.
+                if newest and 0 < newest[-1].policy_version <= each.policy_version:
                     newest[-1] = replace(newest[-1], answers=())
+                elif newest and 0 < each.policy_version < newest[-1].policy_version:
+                    each = replace(each, answers=())  # noqa: PLW2901 (the same, without them)
                 newest.append(each)
                 if each.policy_version == 0 and (each.held_out_set in bases or len(bases) < _SETS_KEPT):
                     bases[each.held_out_set] = each

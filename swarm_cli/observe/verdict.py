@@ -187,15 +187,18 @@ def held_out_verdict(evaluations: Sequence[Evaluation], lost: str = "", folder: 
     if newest is None or base is None or len(alike) < 2:
         return HeldOutVerdict(Outcome.UNKNOWN, lost or _missing(evaluations, folder))
     if newest.pass_rate is None or base.pass_rate is None:
+        best = max(alike, key=lambda each: each.mean_reward or 0.0)
         words = f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}"
+        if best.policy_version not in (newest.policy_version, base.policy_version):
+            words += f", at its best {_mean(best)} at version {best.policy_version}"
         return _by_reward(newest, base, words) or HeldOutVerdict(Outcome.UNKNOWN, f"{words}; {NO_PASS_SHOWN}")
     best = max(alike, key=lambda each: each.pass_rate or 0.0)
     fewest = min((base, newest, best), key=lambda each: each.n)
     if fewest.n < FEWEST_TASKS:
         return HeldOutVerdict(Outcome.UNKNOWN, _too_few(fewest))
-    if best.pass_rate == 0 and base.mean_reward is not None and newest.mean_reward:
-        words = f"mean held-out reward {_mean(newest)}, of the base policy {_mean(base)}"
-        return HeldOutVerdict(Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}")
+    if best.pass_rate == 0 and base.mean_reward is not None and (newest.mean_reward or base.mean_reward):
+        words = f"no answer had full marks (a pass); mean held-out reward {_mean(newest)}, of the base policy {_mean(base)}"
+        return _by_reward(newest, base, words) or HeldOutVerdict(Outcome.UNKNOWN, words)
     pairs, gain = paired(base.answers, newest.answers), newest.pass_rate - base.pass_rate
     chance, changed = (margin(newest, base, 2), "") if pairs is None else (pairs.chance, f": {pairs.words}")
     beyond = 0 if abs(each := gain if pairs is None else pairs.gain) <= chance else math.copysign(1, each)
@@ -220,8 +223,8 @@ def _by_reward(newest: Evaluation, base: Evaluation, words: str) -> HeldOutVerdi
     if pairs is None or pairs.n < FEWEST_TASKS:
         return None
     outcome = Outcome.UNCLEAR if abs(pairs.gain) <= pairs.chance else Outcome.LEARNED if pairs.gain > 0 else Outcome.FAILED
-    fell = "held-out fell below the base policy's: " if outcome is Outcome.FAILED else ""
-    return HeldOutVerdict(outcome, f"{fell}{words}, {pairs.gain:+.3f} ({pairs.words})", pairs.chance, pairs)
+    fell = "it fell below the base policy's: " if outcome is Outcome.FAILED else ""
+    return HeldOutVerdict(outcome, f"{fell}{words}: {pairs.gain:+.3f} ({pairs.words})", pairs.chance, pairs)
 
 
 def _judged_alike(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> Sequence[Mapping[str, Any]]:

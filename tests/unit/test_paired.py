@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shared.contracts.control import EvalReport
-from shared.paired import Answer, paired
+from shared.paired import Answer, paired, recorded_answers
 from swarm_cli.observe.run_files import Evaluation, compared, read_evaluations
 from swarm_cli.observe.snapshot import held_out_history
 from swarm_cli.observe.verdict import Outcome, held_out_verdict, run_verdicts
@@ -49,11 +49,26 @@ def test_rewards_are_compared_by_the_interval_of_their_differences() -> None:
     assert paired(before, now) is None, "no pass is defined"
 
 
-def test_answers_of_unknown_reward_are_no_pairs() -> None:
+def test_a_reward_that_is_unknown_in_one_alone_leaves_no_pairs_and_in_both_one_pair_less() -> None:
+    """Else rates are of other questions than pairs: "learned: held-out 0.45, -0.05"."""
     before, now = passes(6, 0)
-    found = paired([(None, None), *before[1:]], [*now[:-1], (None, None)])
-    assert found is not None and (found.n, found.newly_right) == (16, 5)
+    found = paired([(None, None), *before[1:]], [(None, None), *now[1:]])
+    assert found is not None and (found.n, found.newly_right) == (17, 5)
+    assert paired([(None, None), *before[1:]], now) is None
     assert paired(before, now[:-1]) is None and paired([], []) is None
+
+
+@pytest.mark.parametrize("reward", [10**400, -1.7e308, 2e9, float("nan"), True, "1"])
+def test_answers_that_no_generator_writes_are_none(reward: Any) -> None:
+    """A run that somebody else gave may hold anything."""
+    assert recorded_answers({"answers": [[reward, None], [0.5, None]]}) == ()
+    assert recorded_answers({"answers": [[0.25, None], [0.5, None]]}) == ((0.25, None), (0.5, None))
+
+
+def test_rewards_that_change_by_nothing_that_is_shown_are_no_gain() -> None:
+    before: list[Answer] = [(0.1, None)] * 20
+    found = paired(before, [(0.1 + 1e-12, None)] * 20, by_reward=True)
+    assert found is not None and abs(found.gain) < found.chance
 
 
 def lines_of(before: list[Answer], now: list[Answer], **changes: Any) -> list[dict[str, Any]]:
@@ -104,6 +119,20 @@ def test_mean_rewards_are_judged_where_each_questions_is_on_record(tmp_path: Pat
     known = written(tmp_path, lines_of(before, now, pass_rate=None))
     assert held_out_verdict(known).outcome is Outcome.LEARNED and "95 % interval +0." in held_out_verdict(known).words
     assert compared(known).newest is not None
+
+
+def test_the_newest_versions_answers_count_also_where_a_slow_generator_wrote_a_lower_one_later(tmp_path: Path) -> None:
+    base, between, newest = lines_of(*passes(6, 0, kept=6))
+    known = written(tmp_path, [base, newest, between])
+    assert held_out_verdict(known).outcome is Outcome.LEARNED and held_out_verdict(known).pairs is not None
+
+
+def test_where_nothing_passes_rewards_that_fall_to_nothing_are_told(tmp_path: Path) -> None:
+    before: list[Answer] = [(0.3 + each / 100, False) for each in range(20)]
+    fell = lines_of(before, [(0.0, False)] * 20)
+    for line, mean in zip(fell, (0.395, 0.395, 0.0), strict=True):
+        line["mean_reward"] = mean
+    assert held_out_verdict(written(tmp_path, fell)).outcome is Outcome.FAILED
 
 
 @pytest.mark.parametrize("odd", ["1", [1], [[1, 1]], [[float("nan"), True]], [[1.0, True, 2]], [["1", True]], {"a": 1}])
