@@ -262,6 +262,17 @@ def run_on_server(var_dir: Path, node_url: str) -> Path | None:
     return there[0] if len(there) == 1 and (there[0] / SERVER_LOG).is_file() else None
 
 
+def run_of_procfile(var_dir: Path) -> Path | None:
+    """Folder of a run in `var_dir` that `honcho start` runs, which has no note: its server, which
+    lists its ports in a file with its process id, is alive. None if there is none.
+    """
+    for listed in (var_dir / "runs").glob("*/nats-server_*.ports"):
+        process = listed.stem.rpartition("_")[2]
+        if process.isdecimal() and (_PROCESSES / process).exists() and not (listed.parent / NOTE).exists():
+            return listed.parent
+    return None
+
+
 def _own_processes() -> Iterator[Path]:
     """This user's processes in this network: in another one 127.0.0.1 is another machine."""
     with suppress(OSError):

@@ -1,5 +1,5 @@
 """Which run and which server a command means: those that the command line or the configuration
-names, else those of the only run that is running on this machine.
+names, else those of the only run that is running in this folder, else the folder's last run.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from swarm_cli.runs import (
     RunEnd,
     RunGone,
     RunNote,
+    afterwards,
     newest_ended,
     read_end,
     read_note,
+    run_of_procfile,
     run_on_server,
     running_runs,
     runs_of_this_user,
@@ -44,7 +46,7 @@ _LISTENS_S, _CONNECT_S = 2.0, 5.0
 _RUNS_NAMED = 5
 LookRunOption = Annotated[
     str,
-    typer.Option("--run", help="Run to look at, running or ended.  [default: the running one]", show_default=False),
+    typer.Option("--run", help="Run to look at, running or ended.  [default: the running one, else the last]", show_default=False),
 ]
 
 
@@ -276,7 +278,8 @@ def check_listening(var_dir: Path, target: Target, *, acts: bool = False) -> Non
 @contextmanager
 def looking_at(config: ViewConfig, run: str, node_url: str, swarm_url: str = "", *, only_here: bool = True) -> Iterator[Target]:
     """The target of a command, for the length of the block: the servers of the running run, or the
-    records of the one that was named and has ended.
+    records of the one that was named and has ended. If neither a run nor a server is named and none
+    is running here, the records of the run that ended last.
 
     only_here: refuse a named run that `swarm up` or `swarm join` did not start on this machine;
     else its records here are read beside the server that the configuration names.
@@ -293,7 +296,8 @@ def looking_at(config: ViewConfig, run: str, node_url: str, swarm_url: str = "",
 def _chosen(config: ViewConfig, run: str, node_url: str, swarm_url: str, only_here: bool) -> Target:
     """As `looking_at`."""
     if not run or node_url:
-        return default_target(config, node_url, swarm_url)
+        unnamed = not (node_url or swarm_url or "node_url" in config.nats.model_fields_set)
+        return (_last(config.node.var_dir) if unnamed else None) or default_target(config, node_url, swarm_url)
     folder = config.node.var_dir / "runs" / run
     note, end = read_note(folder), read_end(folder)
     if end is not None:
@@ -308,6 +312,20 @@ def _chosen(config: ViewConfig, run: str, node_url: str, swarm_url: str, only_he
             f"run {run} was not started by `swarm up` on this machine, so its server is not known here: name it with --node-url"
         )
     return replace(default_target(config, "", swarm_url), named=True)
+
+
+def _last(var_dir: Path) -> Target | None:
+    """The run that ended last, with a note that no server was asked; None: one is running here, or
+    none has ended.
+    """
+    if running_runs(var_dir) or run_of_procfile(var_dir):
+        return None
+    found = newest_ended(var_dir)
+    if found is None:
+        return None
+    folder, end = found
+    tell(f"no run is running in this folder: this is its last. {afterwards(folder, '')}; --node-url shows a server")
+    return Target("", None, folder.name, end)
 
 
 def on_node_plane(config: ViewConfig, target: Target, process: str, work: Callable[[Transport], Awaitable[T]], *, acts: bool) -> T:

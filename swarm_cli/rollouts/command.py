@@ -106,7 +106,7 @@ RunOption = Annotated[
     str,
     typer.Option(
         "--run",
-        help="Run on this machine to look at, running or ended, or only its records here.  [default: the running one]",
+        help="Run on this machine to look at, running or ended, or its records here.  [default: the running one, else the last]",
         show_default=False,
     ),
 ]

@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 import urllib.error
@@ -34,8 +33,6 @@ from swarm_cli.observe.snapshot import ended_run
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.runs import EXIT_BROKE_OFF, RunNote, StartOptions, read_end, write_end, write_note
 from swarm_cli.target import looking_at
-from tests import forked
-from tests.integration.local_swarm import free_port_range
 from tests.integration.page_swarm import SET, Dashboard, PageSwarm, group, trained_on, usual
 from tests.nats_server import NatsServer
 
@@ -341,14 +338,13 @@ def test_a_page_that_was_told_of_nothing_shows_the_records_of_its_run_when_it_en
     assert "run one: found 1 node" in said and "run one ended in order at" in said
 
 
-def test_a_page_that_is_opened_after_the_run_ended_says_so_and_how_to_go_on(var_dir: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
-    opened = forked.run(
-        "swarm_cli", ("dashboard", "--port", str(free_port_range())), cwd=tmp_path, timeout=180,
-        environment=environment | {"SWARM_NODE__VAR_DIR": str(var_dir)},
-    )  # fmt: skip
-    assert opened.returncode == 1 and "run first ended in order at" in opened.stderr
-    assert re.search(r"`swarm dashboard[^`]* --run first` shows it", opened.stderr) and "swarm up --run first" in opened.stderr
+def test_a_page_that_is_opened_after_the_run_ended_shows_its_records(var_dir: Path) -> None:
+    shown = Dashboard("", var_dir=var_dir)
+    try:
+        assert shown.until_state("ended")["run"] == "first"
+    finally:
+        said = shown.close()
+    assert "run first ended in order at" in said and "swarm up --run first" in said
 
 
 def test_what_an_earlier_run_left_on_a_server_is_not_shown_under_a_later_runs_name(

@@ -19,7 +19,7 @@ from swarm_cli.local.control import holding_run
 from swarm_cli.nats import backup
 from swarm_cli.nats import commands as nats_commands
 from swarm_cli.observe import status, top
-from swarm_cli.runs import VAR_DIR_VARIABLE, RunNote, StartOptions, write_note
+from swarm_cli.runs import EXIT_ENDED, VAR_DIR_VARIABLE, RunNote, StartOptions, write_end, write_note
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
 
@@ -78,6 +78,23 @@ def test_what_shows_a_server_that_nobody_named_says_so(usual: str, command: tupl
     assert usual in shown.stderr and "no run is running in this folder" in shown.stderr
     named = run(*command, "--node-url", usual)
     assert named.exit_code == 0 and named.stderr == ""
+
+
+def test_an_ended_run_of_this_folder_is_shown_rather_than_a_server_that_nobody_named(usual: str, tmp_path: Path) -> None:
+    folder = tmp_path / "var" / "runs" / "mine"
+    (folder / "gamma").mkdir(parents=True)
+    (folder / "gamma" / "trainer.log").touch()
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", StartOptions()))
+    write_end(folder, 0, "progress")
+    shown = run("status")
+    assert shown.exit_code == EXIT_ENDED and "run mine ended in order at" in shown.stderr, shown.output
+    assert "gamma" in shown.stdout and "alpha" not in shown.stdout and "swarm up --run mine" in shown.stderr
+    assert "gamma" in run("top", "--once").stdout
+    assert "alpha" in run("status", "--node-url", usual).stdout
+    served = tmp_path / "var" / "runs" / "honcho"
+    served.mkdir()
+    (served / f"nats-server_{os.getpid()}.ports").touch()
+    assert "alpha" in run("status").stdout, "`honcho start` runs here"
 
 
 def test_a_run_of_this_folder_is_meant_without_being_named(usual: str, tmp_path: Path) -> None:

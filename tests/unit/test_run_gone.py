@@ -20,12 +20,9 @@ from tests.nats_server import free_port
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 COMMANDS = [
-    ("status", (), 4, True),
-    ("top", (), 1, True),
-    ("rollouts", ("alpha",), 1, True),
-    ("ban", ("beta",), 1, False),
-    ("unban", ("beta",), 1, False),
-    ("dlq", ("list",), 1, False),
+    ("ban", ("beta",)),
+    ("unban", ("beta",)),
+    ("dlq", ("list",)),
 ]
 
 
@@ -59,16 +56,15 @@ def ask(var_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, env=environment, check=False)
 
 
-@pytest.mark.parametrize(("command", "more", "code", "shows"), COMMANDS, ids=[command for command, *_ in COMMANDS])
+@pytest.mark.parametrize(("command", "more"), COMMANDS, ids=[command for command, _ in COMMANDS])
 def test_how_the_newest_run_ended_is_said_and_not_that_a_server_is_missing(
-    var_dir: Path, command: str, more: tuple[str, ...], code: int, shows: bool
+    var_dir: Path, command: str, more: tuple[str, ...]
 ) -> None:
     done = ask(var_dir, command, *more)
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 1, done.stderr
     first, second, *rest = done.stderr.splitlines()
     assert first.startswith("swarm: run one failed at ") and first.endswith(" ago: alpha-trainer ended with code 70")
-    look = f"`swarm {' '.join((command, *more))} --run one` shows it as it was when it ended; " if shows else ""
-    assert second == f"{look}swarm up --run one --nodes 1 starts it again"
+    assert second == "swarm up --run one --nodes 1 starts it again"
     assert "no NATS server" not in done.stderr and "older" not in done.stderr
     assert [line for line in rest if not line.startswith(("Run ", "To look at a swarm elsewhere"))] == []
 
