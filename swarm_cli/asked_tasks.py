@@ -5,6 +5,7 @@ TOML file. Every mistake is told at once.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from shared.registry import DEFAULT_VERIFIER, VERIFIERS
 from shared.reward_files import BUILT_IN_REWARDS, Part, found_from, is_judged, reward_problems, verifier_words
 from shared.runtime.exits import EXIT_CONFIG
 from shared.text import error_text
+from swarm_cli.chosen_config import chosen_file
 from swarm_cli.errors import CommandError
 from swarm_cli.task_probe import SMALLER, begin_deriving
 
@@ -43,7 +45,8 @@ def asked_sources(
     judge: tuple[str, str] | None = None,
 ) -> list[TaskSpec]:
     """The sources called `names`: datasets, and files, which are read here. A file's answers are
-    scored by `exact` by default. columns: a file's, `question,answer`; empty: the usual. settings:
+    scored by `exact` by default. columns: a file's, `question,answer`; empty: those that the chosen
+    configuration names for it, else the usual. settings:
     a dataset's, as JSON. reward: instead of a verifier, a function in a file. sandbox: as in
     `[[tasks]]`. judge: its address and model.
 
@@ -124,10 +127,27 @@ def _file(path: str, scored: dict[str, Any], columns: str) -> TaskSpec:
     if columns and not (question and answer):
         source_files(path, revision)
         return TaskSpec(source="file", path=path, revision=revision)
+    if not columns:
+        question, answer = _configured_columns(path)
     known = (*VERIFIERS.names(), *BUILT_IN_REWARDS)
     if scored.get("verifier") == DEFAULT_VERIFIER or scored.get("verifier", "exact") not in known:
         scored = {**scored, "verifier": "exact"}
     return with_row_name(TaskSpec(source="file", path=path, revision=revision, question=question, answer=answer, **scored))
+
+
+def _configured_columns(path: str) -> tuple[str, str]:
+    """The columns of the question and the answer that the chosen configuration names for a file;
+    empty if it does not name the file, or is itself broken.
+    """
+    try:
+        tables = tomllib.loads(read_named(chosen_file(None), MAX_FILE_BYTES).decode("utf-8-sig")).get("tasks")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError, ValueError):
+        return "", ""
+    for table in tables if isinstance(tables, list) else []:
+        named = table.get("path") if isinstance(table, dict) else None
+        if isinstance(named, str) and (named == path or os.path.realpath(named) == os.path.realpath(path)):
+            return str(table.get("question", "")), str(table.get("answer", ""))
+    return "", ""
 
 
 def _underivable(sources: Sequence[TaskSpec], settings: str) -> list[str]:

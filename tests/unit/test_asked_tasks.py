@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from shared.config import ConfigError, load_config
 from shared.config.load import MAX_FILE_BYTES
+from shared.registry import DEFAULT_VERIFIER
 from swarm_cli.app import app
-from swarm_cli.asked_tasks import task_sources
+from swarm_cli.asked_tasks import asked_sources, task_sources
 from swarm_cli.errors import CommandError
 
 NO_END = [
@@ -51,6 +52,25 @@ def test_a_configuration_is_read_through_a_link_as_kubernetes_mounts_it(tmp_path
     (tmp_path / "..data").write_text('[[tasks]]\ndataset = "gcd"\n')
     (tmp_path / "node.toml").symlink_to("..data")
     assert load_config(tmp_path / "node.toml").tasks[0].dataset == task_sources(str(tmp_path / "node.toml"))[0].dataset == "gcd"
+
+
+def test_the_columns_of_a_file_are_those_that_the_configuration_of_this_folder_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SWARM_CONFIG", raising=False)
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    Path("../sums.csv").write_text("frage,antwort\n1 + 1,2\n2 + 3,5\n")
+    asked = (["../sums.csv"], DEFAULT_VERIFIER, "", "{}")
+    with pytest.raises(CommandError, match="no column"):
+        asked_sources(*asked)
+    Path("node.toml").write_text('[[tasks]]\nsource = "file"\npath = "../sums.csv"\nquestion = "frage"\nanswer = "antwort"\n')
+    (found,) = asked_sources(*asked)
+    assert (found.question, found.answer) == ("frage", "antwort")
+    assert asked_sources([str(tmp_path / "sums.csv")], *asked[1:])[0].dataset == found.dataset, "by its whole path too"
+    Path("node.toml").write_text("[[tasks")
+    with pytest.raises(CommandError, match="no column"):
+        asked_sources(*asked)
 
 
 def refused(*arguments: str) -> list[str]:
