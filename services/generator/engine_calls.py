@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 from services.generator.engines.base import Engine, EngineAway, EngineError, FinishReason, Sample, SamplingParams
 from shared.cancelling import cancel_and_wait
 from shared.contracts.codec import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
-from shared.contracts.status_figures import EVALUATING_BASE, GENERATING, STARTING
+from shared.contracts.status_figures import EVALUATING_BASE, EVALUATING_LAST, GENERATING, STARTING
 from shared.registry import ENGINES
 from shared.runtime import ServiceContext
 from shared.runtime.exits import FatalError
@@ -97,14 +97,22 @@ T = TypeVar("T")
 
 
 @asynccontextmanager
-async def base_progress(
-    context: ServiceContext, engine: Engine, answers: int, *, given: Sequence[Sequence[Sample]] = (), turns: bool = False
+async def evaluation_progress(
+    context: ServiceContext,
+    engine: Engine,
+    answers: int,
+    *,
+    last: bool,
+    given: Sequence[Sequence[Sample]] = (),
+    turns: bool = False,
 ) -> AsyncIterator[None]:
-    """Show in the status how far the base policy's evaluation is, if the engine counts: with a real
-    model it takes minutes. Does nothing once the generator is ready, because its state is another.
+    """Show in the status how far the evaluation of the base policy or of the last one is, if the
+    engine counts: with a real model it takes minutes. Does nothing in between, while the state says
+    what the generator does besides.
 
-    answers: how many are asked for. given: those of earlier calls. turns: an answer may have
-    several, and the engine counts each.
+    answers: how many are asked for. last: the trainer has taken its steps; the caller restores the
+    state. given: those of earlier calls. turns: an answer may have several, and the engine counts
+    each.
     """
     earlier = [each for of_task in given for each in of_task]
     ended = sum(len(each.turn_tokens) or 1 for each in earlier) - engine.completions_ended
@@ -112,14 +120,16 @@ async def base_progress(
 
     async def tell() -> None:
         told = engine.tokens_sampled
+        if last:
+            context.status.state(EVALUATING_LAST)
         while True:
             await asyncio.sleep(_PROGRESS_S)
             if engine.tokens_sampled != told:
                 told = engine.tokens_sampled
                 done = f"{ended + engine.completions_ended:,} {'turns' if turns else f'of {answers:,} answers'}"
-                context.status.state(f"{EVALUATING_BASE}: {done}, {tokens + told:,} tokens")
+                context.status.state(f"{EVALUATING_LAST if last else EVALUATING_BASE}: {done}, {tokens + told:,} tokens")
 
-    if context.ready:
+    if context.ready and not last:
         yield
         return
     telling = asyncio.create_task(tell())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.generator.engine_calls import ServerWait, base_progress
+from services.generator.engine_calls import ServerWait, evaluation_progress
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.episodes import Episodes
 from services.generator.figures import Figures
@@ -27,6 +27,7 @@ from shared.config import NodeConfig, scorers_id
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, RewardValues, SetTurn, TrainerPosition, incomparable
 from shared.contracts.messages import Task, transcript
+from shared.contracts.status_figures import GENERATING
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, REWARD_VALUES_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.paired import ANSWERS_FIELD
@@ -161,6 +162,7 @@ class Evaluator:
         self._lines = EvaluationLines(context, self._file)
         self._base_answers: _Answers | None = None
         self._resuming = True
+        self._of_last = False
         self._shown: EvalReport | None = None
 
     async def begin(self) -> None:
@@ -186,6 +188,8 @@ class Evaluator:
                     if unreported is not None:
                         await self._report(unreported, scorers)
                         unreported = None
+                        if self._of_last:
+                            self._context.status.state(GENERATING)
                 except TransportError as error:
                     self._context.log.warning("evaluation_postponed", reason=str(error))
                     await asyncio.sleep(1.0)
@@ -208,6 +212,7 @@ class Evaluator:
         last = await self._last_turn()
         if finished and self._sets_left is not None and await self._sets_left(version):
             return False
+        self._of_last = finished
         return evaluation_due(version, last, self._config.eval.every_versions, finished=finished)
 
     async def _last_turn(self) -> int | None:
@@ -261,7 +266,7 @@ class Evaluator:
         turns = self._episodes.several_turns
         async with self._swaps if self._swaps and turns else nullcontext(), self._engine.turn():
             started = time.monotonic()
-            async with base_progress(self._context, self._engine, len(self._tasks), turns=turns):
+            async with evaluation_progress(self._context, self._engine, len(self._tasks), last=self._of_last, turns=turns):
                 samples = await self._episodes.sampled(self._tasks, 1, self._params, seed=0)
         return samples, time.monotonic() - started
 

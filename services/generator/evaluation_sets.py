@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from services.generator.engine_calls import ServerWait, base_progress
+from services.generator.engine_calls import ServerWait, evaluation_progress
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.episodes import Episodes
 from services.generator.evaluation import (
@@ -37,6 +37,7 @@ from shared.config import NodeConfig, scorers_id
 from shared.config.task_sections import EvalSet
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalTurn, SetTurn
+from shared.contracts.status_figures import GENERATING
 from shared.contracts.subjects import EVAL_TURN_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.run_records import EVAL_SETS_FILE, eval_lines, eval_report
@@ -134,8 +135,10 @@ class SetEvaluator:
                     if answers := self._of_base.get(each.spec.name):
                         await self._report(each, answers)
                         del self._of_base[each.spec.name]
-                    elif await self._due(each, version, last=await is_last(self._context, version, self._config.trainer.max_steps)):
-                        await self._measure(each)
+                    else:
+                        last = await is_last(self._context, version, self._config.trainer.max_steps)
+                        if await self._due(each, version, last=last):
+                            await self._measure(each, last=last)
                 except TransportError as error:
                     self._context.log.warning("evaluation_postponed", set=each.spec.name, reason=str(error))
                     await asyncio.sleep(1.0)
@@ -234,16 +237,18 @@ class SetEvaluator:
             return False
         return True
 
-    async def _measure(self, each: AskedSet) -> None:
+    async def _measure(self, each: AskedSet, *, last: bool) -> None:
         async with self._swaps:
             if not await self._take_turn(each, self._engine.policy_version):
                 return
-            answers = await self._ask(each)
+            answers = await self._ask(each, last=last)
         if answers:
             await self._report(each, answers)
+        if last:
+            self._context.status.state(GENERATING)
         self._free_at[each.spec.name] = time.monotonic() + _IDLE_PARTS * (answers.seconds if answers else 60.0)
 
-    async def _ask(self, each: AskedSet) -> _SetAnswers | None:
+    async def _ask(self, each: AskedSet, *, last: bool = False) -> _SetAnswers | None:
         """None if the engine's server answers none of the questions."""
         params = SamplingParams(temperature=each.spec.temperature, max_new_tokens=self._config.generator.max_new_tokens)
         samples: list[list[Sample]] = []
@@ -258,7 +263,7 @@ class SetEvaluator:
                 async with self._engine.turn():
                     started = time.monotonic()
                     asks, turns = each.spec.k * len(each.tasks), episodes.several_turns
-                    async with base_progress(self._context, self._engine, asks, given=given, turns=turns):
+                    async with evaluation_progress(self._context, self._engine, asks, last=last, given=given, turns=turns):
                         found = await episodes.sampled(tasks, each.spec.k, params, seed=seed)
                 return found, time.monotonic() - started
 

@@ -19,6 +19,7 @@ from swarm_cli.dashboard.run_records import TrainedGroups, as_shown
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
+from swarm_cli.observe.node_lines import last_evaluation
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import Deceased, dying
 from swarm_cli.observe.run_files import Comparison, HeldOutSet, thinned
@@ -140,7 +141,7 @@ def _node(node: NodeState, names: FileNames, deaths: Mapping[str, Deceased], run
     """
     entry, kind = node.entry, node.kind
     own = {role: deaths[f"{node.node}-{role}"] for role in ROLES if f"{node.node}-{role}" in deaths and kind in DYING_SHOWN}
-    words = {"finished": "", "elsewhere": "", "stopped": ", ".join(node.absent)}.get(kind, node.words)
+    words = {"finished": last_evaluation(node), "elsewhere": "", "stopped": ", ".join(node.absent)}.get(kind, node.words)
     away = node.gone if kind == "silent" else node.late if kind == "running" else []
     if given_up := [role for role, each in own.items() if each.given_up]:
         kind, words = "silent", ""

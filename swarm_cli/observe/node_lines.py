@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.contracts import subjects
-from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.contracts.status_figures import EVALUATING_LAST, FigureFamily, StatusFigure
 from shared.contracts.streams import node_streams
 from shared.text import visible
 from swarm_cli.console import cell
@@ -95,6 +95,8 @@ def _head(node: NodeState, fresh: bool) -> Text:
     newest, compared = node.newest_score, node.comparison
     warns = node.unscored or not node.signed or (newest is not None and newest.unknown)
     text.append(node.held_out, style="yellow" if warns else "bold")
+    if runs := last_evaluation(node):
+        text.append(f" ({runs})", style="yellow")
     if (gain := compared.gain) is not None:
         text.append(f" base {compared.base} ").append(f"{gain:+.3f}", style="green" if gain > 0 else "red")
     if newest is not None and newest.n and newest.pass_rate is None:
@@ -147,6 +149,17 @@ def _doings(node: NodeState, fresh: bool) -> Text:
         told = ", ".join(f"{words} {min(1.0, share):.0%}" for words, share in largest if share > 0)
         text.append(f" ({told})" if told else "", style="dim")
     return text
+
+
+def last_evaluation(node: NodeState) -> str:
+    """Say that the newest score is not the result yet, because the last policy is being evaluated,
+    or the generator has yet to load it; empty if neither is so.
+    """
+    newest, alive = node.newest_score, node.alive("generator")
+    if not (node.finished and alive and newest is not None and newest.policy_version < node.step):
+        return ""
+    loaded = node.figure("generator", StatusFigure.POLICY_VERSION) >= node.step
+    return "" if loaded and not alive[0].state.startswith(EVALUATING_LAST) else "last evaluation runs"
 
 
 def findings(node: NodeState) -> list[str]:

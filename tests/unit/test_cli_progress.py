@@ -12,13 +12,13 @@ from msgspec import structs
 from shared.config import load_config
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, LeaseRecord, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.status_figures import EVALUATING_BASE, FIRST_GROUPS, LOADING_POLICY, STARTING, STOPPED
+from shared.contracts.status_figures import EVALUATING_BASE, EVALUATING_LAST, FIRST_GROUPS, LOADING_POLICY, STARTING, STOPPED
 from shared.roles import ROLES
 from shared.transport.base import KvEntry
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.observe.node_lines import findings
+from swarm_cli.observe.node_lines import findings, node_lines
 from swarm_cli.observe.node_state import NodeState, duration
 from swarm_cli.observe.progress import ProgressView, evaluations_done, row_lines, steps_done
 from swarm_cli.observe.remedies import unanswered
@@ -169,6 +169,20 @@ def test_a_node_before_its_first_step_says_what_it_does_and_not_that_it_trains()
     assert said(STARTING, STARTING) == "starting: the trainer loads the model"
     assert said("generating", FIRST_GROUPS) == "starting: waiting for the first groups"
     assert said("generating", "training") == "training"
+
+
+def test_the_score_of_a_node_that_took_its_steps_is_not_its_result_while_the_last_evaluation_runs() -> None:
+    def shown(generator: str, loaded: int, scored: int = 0) -> str:
+        states = {"generator": generator, "trainer": "finished"}
+        statuses = tuple(status(role, state=states.get(role, "working"), policy_version=loaded) for role in ROLES)
+        done = structs.replace(position(9), finished=True)
+        node = NodeState("alpha", statuses, done, scores=(Evaluation(scored, 0.0, 18),), at=NOW)
+        return node_lines(node)[0].plain
+
+    far = f"{EVALUATING_LAST}: 3 of 18 answers, 1,204 tokens"
+    assert "held-out 0.000 @0 (last evaluation runs)" in shown(far, 9)
+    assert "last evaluation runs" in shown("generating", 7), "the last policy is not loaded yet"
+    assert "last evaluation" not in shown("generating", 9) + shown("generating", 9, scored=9)
 
 
 def test_a_node_whose_generator_cannot_load_its_policy_says_so_and_not_that_it_trains() -> None:

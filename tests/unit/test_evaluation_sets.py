@@ -24,7 +24,7 @@ from services.generator.tasks import Prompter
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition
-from shared.contracts.status_figures import EVALUATING_BASE
+from shared.contracts.status_figures import EVALUATING_BASE, EVALUATING_LAST
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import TRAINER_KEY, node_bucket
 from shared.model.reading import load_tokenizer
@@ -323,8 +323,18 @@ async def test_the_policy_of_the_last_step_is_measured_before_anybody_notes_that
     async with engine_of(config) as engine:
         evaluator = evaluator_of(config, node, engine, asyncio.Lock())
         await evaluator.begin()
-        engine.policy_version = 3
+        engine.policy_version, status, states = 3, evaluator._context.status, set[str]()
+        evaluator._context.mark_ready()
+
+        async def look() -> None:
+            while True:
+                states.add(status.snapshot().state)
+                await asyncio.sleep(0.001)
+
+        looking = asyncio.create_task(look())
         assert [line["policy_version"] for line in await measured(evaluator, config, 2, version=3)] == [0, 3]
+        looking.cancel()
+    assert any(state.startswith(EVALUATING_LAST) for state in states), "every view says that it runs"
 
 
 @pytest.mark.slow
