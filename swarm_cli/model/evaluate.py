@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig, TaskSpec, scorers_id
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.model_section import ModelSection
@@ -41,6 +42,7 @@ from swarm_cli.runs import started_with
 
 if TYPE_CHECKING:
     from services.generator.engines import Sample
+    from services.generator.engines.base import Engine
     from services.generator.tasks import PromptedTask
     from shared.tasks import HeldOut
     from shared.tasks.sandbox import JobResult
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 _COMPLETIONS_A_CALL = {"transformers": 32}
 """Completions of one call of an engine that works on a CPU, so that progress is told early."""
 _MANY_COMPLETIONS = 1024
-_TOLD_EVERY_S = 10.0
+_TOLD_EVERY_S, _LOOK_EVERY_S = 10.0, 1.0
 _LONGEST_CELL = 400
 
 
@@ -111,6 +113,7 @@ def evaluate(
         temperature = chosen.temperature if chosen else 1.0 if k > 1 else 0.0
     if k > 1 and not temperature:
         raise CommandError(f"--k {k} with --temperature 0: greedy answers to a question are all the same: give a temperature")
+    note(f"checking {model} and its held-out tasks")
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
         folder, step = _model_folder(model, commit, Path(scratch))
@@ -248,6 +251,7 @@ async def _evaluate(
         threads = config.model.threads or (None if os.environ.get("OMP_NUM_THREADS") else 1)
         model = config.model
         engine = create_engine(kind, model.path, revision=model.revision, device=model.device, dtype=model.dtype, threads=threads)
+        note("loading the model")
         await engine.start()
     except EngineError as error:
         raise CommandError(str(error)) from None
@@ -255,12 +259,14 @@ async def _evaluate(
     try:
         episodes = Episodes(engine, config, asked.sources)
         async with ScorerPool.from_config(config.verifier, tasks=asked.sources, workers=1) as scorers:
+            note("trying the rewards")
             await try_rewards(scorers, [spec for spec in asked.sources if worth_trying(spec)], rules)
             size = max(1, _COMPLETIONS_A_CALL.get(engine.name, _MANY_COMPLETIONS) // k)
             with _progress(len(tasks)) as tell:
                 for first in range(0, len(tasks), size):
                     part = tasks[first : first + size]
-                    samples = await episodes.sampled(prompted[first : first + size], k, params, seed=first)
+                    async with _watched(engine, tell, first, 0 if episodes.several_turns else k):
+                        samples = await episodes.sampled(prompted[first : first + size], k, params, seed=first)
                     said = [[said_by(each) for each in of_task] for of_task in samples]
                     results += await scorers.score(list(zip(part, said, strict=True)))
                     answers += [each for of_task in samples for each in of_task]
@@ -321,6 +327,26 @@ def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answere
     return [each for _, some in sorted(by_dataset.items()) for each in some[:count]]
 
 
+@contextlib.asynccontextmanager
+async def _watched(engine: Engine, tell: Callable[[int], None], answered: int, k: int) -> AsyncIterator[None]:
+    """Tell about once a second how many questions have their k answers, if the engine counts: one
+    call may take minutes. answered: those of earlier calls. k 0: only the calls count, as an answer
+    has several turns.
+    """
+    before = engine.completions_ended
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            tell(answered + ((engine.completions_ended - before) // k if k else 0))
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        await cancel_and_wait(watching)
+
+
 @contextlib.contextmanager
 def _progress(questions: int) -> Iterator[Callable[[int], None]]:
     """Give a function that tells how many questions are answered: by a bar in a terminal, else by a
@@ -334,13 +360,14 @@ def _progress(questions: int) -> Iterator[Callable[[int], None]]:
             yield lambda done: progress.update(bar, completed=done)
         return
     began = told = time.monotonic()
+    all_told = False
 
     def tell(done: int) -> None:
-        nonlocal told
+        nonlocal told, all_told
         now = time.monotonic()
-        if now - told >= _TOLD_EVERY_S or done == questions:
-            told = now
-            left = f", about {(now - began) / done * (questions - done):.0f} s left" if done < questions else ""
+        if now - told >= _TOLD_EVERY_S or (done == questions and not all_told):
+            told, all_told = now, done == questions
+            left = f", about {(now - began) / done * (questions - done):.0f} s left" if 0 < done < questions else ""
             note(f"{done} of {count(questions, 'question')} answered after {now - began:.0f} s{left}")
 
     yield tell

@@ -246,6 +246,8 @@ def test_several_answers_to_each_question_are_scored_and_greedy_ones_refused(tmp
     few = ("eval", str(MODEL), "--tasks", str(tasks), "--n", "12", "--engine", "transformers", "--json", "--answers", "12")
     done = _swarm(tmp_path, *few, "--k", "4", timeout_s=300.0)
     assert done.returncode == 0, done.stderr
+    stages = ["held-out tasks", "loading the model", "trying the rewards", "12 of 12 questions"]
+    assert (places := [done.stderr.find(each) for each in stages]) == sorted(places) and min(places) >= 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["k"], told["temperature"], told["n"], len(told["answers"])) == (4, 1.0, 48, 48)
     by_question: dict[str, list[bool]] = {}
