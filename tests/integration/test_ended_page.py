@@ -128,10 +128,10 @@ def test_the_page_says_first_whether_the_model_got_better_and_then_what_it_said_
                 for row in page.locator(".qa tbody tr").all()
             ]
             right, wrong, part = "verdict right", "verdict wrong", "verdict part"
-            assert kinds == [[right, right], [wrong, right], [wrong, part], [right, wrong]]
-            marks = page.locator(".qa tbody tr").nth(1).locator(".m").all_inner_texts()
+            assert kinds == [[wrong, right], [right, wrong], [right, right], [wrong, part]], "what has changed comes first"
+            marks = page.locator(".qa tbody tr").nth(0).locator(".m").all_inner_texts()
             assert marks == ["✗", "✓"], "right and wrong have a mark besides their colour"
-            assert page.locator(".qa tbody tr").nth(1).locator(".say").all_inner_texts() == ["learnt at 0", "learnt at 67", "4"]
+            assert page.locator(".qa tbody tr").nth(0).locator(".say").all_inner_texts() == ["learnt at 0", "learnt at 67", "4"]
             assert [int(each.split()[-1]) for each in page.locator(".counts button").all_inner_texts()] == [4, 1, 1, 1, 1]
             page.locator("#questions-lost").click()
             playwright.expect(page.locator(".qa tbody tr")).to_have_count(1, timeout=WAIT_MS)

@@ -203,7 +203,8 @@ function saysSection(told, { name: mine, node, row, names }, answers) {
   const kinds = Object.keys(KINDS_OF_ANSWER), sizes = Object.fromEntries(kinds.map((kind) => [kind, rows.filter((each) => each.kind === kind).length]));
   if (!counted || !sizes[chosen.questions]) chosen.questions = "";
   const fit = chosen.questions ? rows.filter(({ kind }) => kind === chosen.questions) : rows, stride = Math.max(1, Math.floor(fit.length / QUESTIONS_FIRST));
-  const spread = [...Array(stride).keys()].flatMap((offset) => fit.filter((_, index) => index % stride === offset)), shown = spread.slice(0, QUESTIONS_FIRST + chosen.more);
+  const mixed = [...Array(stride).keys()].flatMap((offset) => fit.filter((_, index) => index % stride === offset)), of_kind = (...wanted) => mixed.filter(({ kind }) => wanted.includes(kind)), [learned, lost] = [of_kind("learned"), of_kind("lost")];
+  const spread = counted ? [...[...mixed.keys()].flatMap((at) => [...learned.slice(at, at + 1), ...lost.slice(at, at + 1)]), ...of_kind("kept", "missing")] : mixed, shown = spread.slice(0, QUESTIONS_FIRST + chosen.more);
   const dot = (kind) => svg("svg", { class: "dot", viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("rect", { class: `key-${kind}`, width: 10, height: 10, rx: 2 }));
   const tab = (kind, text, size) => el("button", { type: "button", id: `questions-${kind || "all"}`, "aria-pressed": String(chosen.questions === kind), disabled: kind && !size, onclick: () => { chosen.questions = kind; chosen.more = 0; again(); } }, kind ? dot(kind) : null, `${text} `, el("b", { text: count(size) }));
   const stack = svg("svg", { class: "stack", viewBox: `0 0 ${rows.length} 1`, preserveAspectRatio: "none", "aria-hidden": "true" });
