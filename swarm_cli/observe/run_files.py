@@ -409,7 +409,7 @@ def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
     return counts
 
 
-FEWEST_GROUPS, MOSTLY, OFTEN_CUT_OFF = 16, 0.65, 0.25
+FEWEST_GROUPS, MOSTLY, OFTEN_CUT_OFF, ALL_CUT_OFF = 16, 0.65, 0.25, 0.995
 ALIKE_KINDS = ("of", "right", "wrong", "alike", "cut_off")
 
 
@@ -423,6 +423,9 @@ def alike_words(alike: Mapping[str, float], node: str) -> str:
         return ""
     if sum(flat.values()) < MOSTLY * groups:
         part = alike["cut_off"]
+        if part >= ALL_CUT_OFF:  # so rewards that differ are those of answers that were cut off
+            limit = f"every answer of the last {groups:,.0f} groups ran to the limit (generator.max_new_tokens)"
+            return f"{limit}: the model does not stop by itself, and rewards are given all the same"
         return f"{part:.0%} of the last {groups:,.0f} groups' answers were cut off: {longer}" if part >= MOSTLY else ""
     names = {"wrong": "all wrong", "right": "all right", "alike": "of equal rewards"}
     told = ", ".join(f"{flat[kind]:,.0f} {names[kind]}" for kind in flat if flat[kind])
@@ -433,7 +436,8 @@ def alike_words(alike: Mapping[str, float], node: str) -> str:
         "alike": f"read some (`swarm rollouts {node}`): the reward gives them all the same",
     }
     cut_off = f"; {alike['cut_off']:.0%} of the answers were cut off" if alike["cut_off"] >= OFTEN_CUT_OFF else ""
-    too_long = alike["cut_off"] >= 2 * OFTEN_CUT_OFF and not flat["right"]
+    earned = alike["cut_off"] >= ALL_CUT_OFF and sum(flat.values()) < groups
+    too_long = alike["cut_off"] >= 2 * OFTEN_CUT_OFF and not flat["right"] and not earned
     remedy = longer if too_long else remedies[max(flat, key=flat.__getitem__)]
     return f"of the last {groups:,.0f} groups, {told}{cut_off}, which teaches nothing: {remedy}"
 

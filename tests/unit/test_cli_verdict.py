@@ -180,6 +180,12 @@ def test_answers_that_are_mostly_cut_off_are_told_where_groups_differ_too() -> N
     )
 
 
+def test_where_every_answer_is_cut_off_and_earns_all_the_same_that_is_not_called_the_cause() -> None:
+    told = alike_words(alike_of_steps(steps(20, groups_local=4, alike_of={"wrong": 2}, cut_off_share=1.0)), "alpha")
+    assert "every answer of the last 32 groups ran to the limit" in told and "does not stop by itself" in told
+    assert "cut off" not in told and "shorter" not in told
+
+
 def test_a_few_groups_or_steps_of_an_earlier_version_are_not_judged() -> None:
     assert alike_words(alike_of_steps(steps(3, groups_local=4, alike_of={"wrong": 4}, cut_off_share=0.0)), "alpha") == ""
     assert alike_words(alike_of_steps(steps(20, groups_local=4)), "alpha") == ""
