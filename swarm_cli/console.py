@@ -67,6 +67,11 @@ def indented(text: str) -> str:
     return text.replace("\n", "\n  ")
 
 
+def question_line(text: str) -> str:
+    """A question under its label, unless it begins with that label itself."""
+    return indented(text) if text.lstrip().lower().startswith("question:") else f"question:  {indented(text)}"
+
+
 def terminal(*, fit: bool = False) -> Console:
     """Standard output for tables. Strings are plain text: `x[/bold]` and `:smile:` are printed as
     they are.

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from shared.run_records import RefusedGroup, refused_files
 from shared.text import cut_text, visible, visible_json
-from swarm_cli.console import indented, terminal
+from swarm_cli.console import indented, question_line, terminal
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.judge import Choice
 from swarm_cli.rollouts.records import clock, decoded, lines_of
@@ -59,7 +59,7 @@ def show_refusal(refusal: RefusedGroup, console: Console, characters: int, names
         why = "refused before anything in it was decoded" if not refusal.id else "refused before its text was decoded"
         console.print(Text(f"text:      not kept, {why}"))
         return
-    console.print(Text("question:  " + indented(cut_text(group.question, characters))))
+    console.print(Text(question_line(cut_text(group.question, characters))))
     for place, answer in enumerate(group.answers):
         console.print(Text(f"answer {place}:  " + indented(cut_text(answer, characters))))
     if group.completions > len(group.answers):

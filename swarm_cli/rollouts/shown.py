@@ -15,7 +15,7 @@ from rich.text import Text
 from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from shared.rewards import differ
 from shared.text import cut_text, visible
-from swarm_cli.console import count, indented, show_table
+from swarm_cli.console import count, indented, question_line, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames, with_digits
 from swarm_cli.observe.run_files import thinned
@@ -40,7 +40,7 @@ def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View)
     task = item.scored.group.task
     console.print(Text(visible(_heading(found, view.judge)), style="bold"))
     console.print(Text(visible(f"trainer:   {fate.sentence()}")))
-    console.print(Text("question:  " + indented(cut_text(task.text, view.characters))))
+    console.print(Text(question_line(cut_text(task.text, view.characters))))
     if task.answer is not None:
         console.print(Text("reference: " + indented(cut_text(task.answer, view.characters))))
     answers = choice.completions(item)
@@ -64,7 +64,7 @@ def show_again(found: BatchedGroup, again: ScoredAgain, choice: Choice, view: Vi
     """
     console, task = view.console, found.item.scored.group.task
     console.print(Text(visible(_heading(found, view.judge)), style="bold"))
-    console.print(Text("question:  " + indented(cut_text(task.text, view.characters))))
+    console.print(Text(question_line(cut_text(task.text, view.characters))))
     if task.answer is not None:
         console.print(Text("reference: " + indented(cut_text(task.answer, view.characters))))
     if again.rewards and again.reference is not None and again.reference != task.answer:
@@ -257,7 +257,7 @@ def show_question(
     """Print one question and its answers, version by version."""
     _, first = answers[0]
     console.print(Text(visible(f"held out · {names.shown(first.dataset)} seed {first.seed} index {first.index}"), style="bold"))
-    console.print(Text("question:  " + indented(cut_text(first.question, characters))))
+    console.print(Text(question_line(cut_text(first.question, characters))))
     if first.reference is not None:
         console.print(Text("reference: " + indented(cut_text(first.reference, characters))))
     table = Table("version", "reward", "tokens", "ended by", "answer", show_lines=True)

@@ -133,6 +133,14 @@ def test_rollouts_refusals_and_held_out_answers_call_it_the_same() -> None:
         by_question([Samples(0, NOW, [sample])], "gcd", "here", NAMES)
 
 
+def test_a_question_that_begins_with_its_label_is_not_labelled_again() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    for question in ("Question: What is 1 + 1?\nAnswer:", "Which?"):
+        show_question([(0, HeldOutSample(MINE, 1, 2, question, "7", "7", 1, 1.0, 1, "stop"))], 1, console, 80, NAMES)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.lower().count("question:") == 2 and "\nQuestion: What is 1 + 1?\n" in said and "\nquestion:  Which?\n" in said
+
+
 def test_groups_are_chosen_by_a_files_name() -> None:
     made = batch(4, of_file(MINE), of_file(OTHER), of_file("gcd"))
 
