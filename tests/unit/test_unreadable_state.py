@@ -68,6 +68,12 @@ async def node() -> Transport:
     return transport
 
 
+def counting_engine(generate: Any, turn: Any) -> Any:
+    """All that an evaluation asks of an engine."""
+    counts = {"completions_ended": 0, "tokens_sampled": 0}
+    return SimpleNamespace(policy_version=0, loads_policies=True, generate=generate, turn=turn, **counts)
+
+
 def an_evaluator(config: NodeConfig, transport: Transport, engine: Any, *tasks: Any) -> Evaluator:
     board = StatusBoard("alpha", "generator", "alpha-0")
     context = ServiceContext(
@@ -132,7 +138,7 @@ async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, 
     async def turn() -> AsyncIterator[None]:
         yield
 
-    engine = cast("Any", SimpleNamespace(policy_version=0, loads_policies=True, generate=generate, turn=turn))
+    engine = counting_engine(generate, turn)
     task = text_task(TaskRef(dataset="gcd", seed=1, index=1), "q", "1")
     evaluator = an_evaluator(config, transport, engine, SimpleNamespace(task=task, prompt_ids=[1]))
     await evaluator.begin()
@@ -156,7 +162,7 @@ async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(con
     async def score(*asked: Any) -> list[JobResult]:
         return [JobResult([1.0], None, None, "", 0, 0.0, marks=[Mark.UNSAID])]
 
-    engine = cast("Any", SimpleNamespace(policy_version=0, loads_policies=True, generate=generate, turn=turn))
+    engine = counting_engine(generate, turn)
     task = SimpleNamespace(prompt_ids=[1], task=text_task(TaskRef(dataset="gcd", seed=1, index=1), "q", "1"))
     evaluator = an_evaluator(config, transport, engine, task)
     await evaluator._report(await evaluator._answers(), cast("Any", SimpleNamespace(score=score)))
