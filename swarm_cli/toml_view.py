@@ -85,6 +85,8 @@ def _tables(name: str, entries: list[BaseModel]) -> Iterator[str]:
         yield ""
         yield f"[[{name}]]"
         for key, field in type(entry).model_fields.items():
+            if key == "verifier" and any(getattr(entry, instead) for instead in ("reward", "rewards", "environment")):
+                continue  # it is derived from what is given instead
             yield from _field(key, field, getattr(entry, key))
 
 

@@ -42,6 +42,15 @@ def test_what_config_show_prints_is_the_same_configuration(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_config_show_names_no_verifier_where_a_reward_was_set(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def one(answer, reference):\n    return 1.0\n")
+    file, printed = tmp_path / "node.toml", tmp_path / "printed.toml"
+    file.write_text('[[tasks]]\npath = "q.jsonl"\nreward = "r.py:one"\n')
+    printed.write_text(config_toml(load_config(file)))
+    assert "\nverifier = " not in printed.read_text()
+    assert load_config(printed).tasks == load_config(file).tasks
+
+
 def test_config_show_says_what_each_value_means() -> None:
     shown = swarm("config", "show", "--all")
     assert shown.returncode == 0
