@@ -125,13 +125,13 @@ def _groups(node: NodeState) -> Text:
     dead = next((fill.state.messages for fill in node.streams if fill.stream == subjects.node_dead_letters_stream(node.node)), 0)
     if dead:
         text.append(f"  dead letters {number(dead)}", style="red")
-    for name, figure, digits in (
-        ("reward", StatusFigure.REWARD_LOCAL, 3),
-        ("foreign", StatusFigure.REWARD_EXTERNAL, 3),
-        ("stale", StatusFigure.STALENESS_MEAN, 1),
+    for name, figure, digits, unit in (
+        ("reward", StatusFigure.REWARD_LOCAL, 3, ""),
+        ("foreign", StatusFigure.REWARD_EXTERNAL, 3, ""),
+        ("stale by", StatusFigure.STALENESS_MEAN, 1, " steps"),
     ):
         if (value := node.newest("trainer", figure)) is not None:
-            text.append(f"  {name} {value:.{digits}f}" if abs(value) < HUGE else f"  {name} {value:.0e}")
+            text.append(f"  {name} {value:.{digits}f}{unit}" if abs(value) < HUGE else f"  {name} {value:.0e}{unit}")
     return text
 
 

@@ -459,7 +459,7 @@ def draw_of(scored: ScoredGroup) -> tuple[str, int]:
 
 
 _FATES = {
-    "no_advantage": "without effect: its rewards are all equal, or its weight is 0",
+    "no_advantage": "without effect: its answers all earn the same, so none is better than another (or its weight is 0)",
     "spare": "not needed: candidates that were drawn before it filled the batch's places",
     "mastered": "not trained on: this node's policy gives its rewarded answers already",
     "repetition": "not trained on: it says the same again and again, far more than local answers do",

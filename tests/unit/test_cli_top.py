@@ -102,7 +102,7 @@ def test_three_lines_say_how_far_a_node_is_what_became_of_groups_and_what_its_pr
     _, first, second, third, last = shown(node()).splitlines()
     assert first == "alpha  ● running  step 1,200  7,200 steps/h  version 1,200  held-out 0.700 @50 base 0.100 +0.600  ▁▅█"
     sharing = "shared 900 (outbox 4)  taken 800  refused 12: 9 flood, 3 too_old"
-    assert second == f"  this start: made 1,000  {sharing}  reward 0.750  foreign 0.500  stale 1.5"
+    assert second == f"  this start: made 1,000  {sharing}  reward 0.750  foreign 0.500  stale by 1.5 steps"
     doings = " · ".join(f"{role} working" for role in ROLES)
     assert third == f"  {doings} (wait 60%, compute 30%)"
     assert last == "shared streams  swarm_rollouts 10"

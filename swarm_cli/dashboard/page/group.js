@@ -24,7 +24,7 @@ function rewardsLine(rewards, passed, completions, left, local) {
   const full = passed.filter(Boolean).length;
   const marks = rewards.map((reward, index) => el("span", { class: passed[index] ? "right" : reward > 0 ? "warn" : "soft", text: passed[index] ? "●" : reward > 0 ? "◐" : "○" }));
   const more = completions > rewards.length ? ` of ${count(completions)}` : "";
-  return el("p", { class: "rewards" }, el("span", { class: "marks", "aria-hidden": "true" }, ...marks), ` ${full} right of ${rewards.length} shown${more}${local ? `, mean reward ${ratio(mean(rewards), 2)}` : ""}${gone}`);
+  return el("p", { class: "rewards" }, el("span", { class: "marks", "aria-hidden": "true", title: "● right, ◐ part of the reward, ○ wrong" }, ...marks), ` ${full} right of ${rewards.length} shown${more}${local ? `, mean reward ${ratio(mean(rewards), 2)}` : ""}${gone}`);
 }
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
@@ -77,7 +77,7 @@ async function showGroup(node, step, place) {
 
 function completionCard(completion) {
   const id = `completion-${completion.place}`, right = completion.passed, bonus = completion.judged.marks.startsWith("wrong; "), part = completion.reward > 0 && !bonus;
-  const earned = el("p", { class: right ? "right" : right === false && !part ? "wrong" : "" }, `${right === null ? "–" : right ? "✓" : part ? "◐" : "✗"} ${completion.judged.replaced || bonus ? completion.judged.marks : `reward ${ratio(completion.reward, 2)}`} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
+  const earned = el("p", { class: right ? "right" : right === false && !part ? "wrong" : "" }, `${right === null ? "–" : right ? "✓" : part ? "◐" : "✗"} ${completion.judged.replaced || bonus ? completion.judged.marks : `${part && !right ? "part of the " : ""}reward ${ratio(completion.reward, 2)}`} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
   const judged = completion.judged.read_as === null ? "the whole text" : completion.judged.read_as || "(nothing)";
   return el("article", { class: "card", "aria-labelledby": id },
     el("h3", { id, text: `Completion ${completion.place}` }), earned,

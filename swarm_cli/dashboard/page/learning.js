@@ -193,7 +193,7 @@ function judged(one, unscored = false) {
   const [mark, words] = { right: ["✓", "Right: "], wrong: ["✗", "Wrong: "], part: ["◐", "Part of the reward: "], scored: ["–", ""], unknown: ["?", "Reward unknown: "] }[kind];
   const each = Object.entries(parts || {}).map(([reward, value]) => `${reward} ${value === null ? "does not apply" : ratio(value, 2)}`);
   const told = [bonus ? `wrong; ${bonus}` : reward !== null && (kind === "part" || kind === "scored") ? `reward ${ratio(reward, 2)}` : kind === "unknown" ? "its reward is unknown" : "", each.join(", ")].filter(Boolean).join(": ");
-  return el("div", { class: `verdict ${kind}` }, el("span", { class: "m", "aria-hidden": "true", text: mark }), el("span", {}, el("span", { class: "hidden", text: words }), el("span", { class: "say", dir: "auto", text: text.trim().replace(/\n\s*\n+/g, "\n") || "(empty)" })), told ? el("small", { text: told }) : null);
+  return el("div", { class: `verdict ${kind}` }, el("span", { class: "m", "aria-hidden": "true", title: words.replace(": ", ""), text: mark }), el("span", {}, el("span", { class: "hidden", text: words }), el("span", { class: "say", dir: "auto", text: text.trim().replace(/\n\s*\n+/g, "\n") || "(empty)" })), told ? el("small", { text: told }) : null);
 }
 
 /** What does it say? The same held-out questions before training and now. */
