@@ -118,7 +118,7 @@ def score(
     ref, rules = _ref(source.dataset, settings, seed, index), PassRules([source])
 
     async def scored(pool: ScorerPool) -> tuple[JobResult, list[Trial]]:
-        trials = await try_rewards(pool, [source], rules)
+        trials = await try_rewards(pool, [source], rules, every_row=True)
         (result,) = await pool.run([ScoringJob(ref=ref, texts=[text])])
         return result, trials
 
@@ -133,7 +133,7 @@ def score(
     if as_json:
         facts = {"reward": reward, "passed": passed, "unknown": mark.cause or None}
         typer.echo(json.dumps(facts | {"seconds": round(result.seconds, 3)}))
-    else:
+    elif reward is None or not unusable:
         typer.echo(f"unknown ({mark.cause})" if reward is None else f"{reward:g}")
     if result.printed:
         note(f"it prints:\n{indented(result.printed)}" if "\n" in result.printed else f"it prints: {result.printed}")
@@ -143,7 +143,7 @@ def score(
             leaves = "all answers of its group leave it, as one call scores all of them"
         below = any(why in trial.problem for trial in trials)
         note(f"in a run, {leaves}: see below" if below else f"{verifier_words(source.verifier)} {why}: in a run, {leaves}")
-    else:
+    elif not unusable:
         note(f"this answer earns {Tried(reward, passed, mark, result.detail, result.seconds)}")
     for sentence in not_given(source.verifier):
         note(f"warning: {sentence}")

@@ -292,7 +292,7 @@ def _tried(
                 (places[position] if places else position, trial)
                 for position, spec in enumerate(named)
                 if worth_trying(spec)
-                for trial in await try_rewards(pool, [spec], rules)
+                for trial in await try_rewards(pool, [spec], rules, every_row=True)
             ]
 
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +37,7 @@ FILE_ROWS_CHECKED, ITEMS_CHECKED = 1000, 10
 """Rows of a file, spread over it, that are looked at in any case, and items of another source."""
 CHECK_S, MORE_ROWS_S = 60.0, 2.0
 """Time for these rows, and for the file's others."""
+_ROWS_AT_ONCE = 8
 _PLACES_TOLD, _REFERENCE_TOLD_CHARS = 5, 60
 
 
@@ -260,8 +261,9 @@ class Trial:
     as it is, `own` and `others` are of references in the first of these."""
     form_paid: bool = False
     """Whether one of `forms` earned more; it is the first."""
-    rows: Sequence[tuple[str, Tried]] = ()
-    """Of rows of another shape, the place and what the reward pays their own reference."""
+    rows: Sequence[tuple[int, Tried]] = ()
+    """Of further rows, the index and what the reward pays their own reference."""
+    reference: str = ""
 
     @property
     def built_in(self) -> bool:
@@ -311,7 +313,10 @@ class Trial:
         if self.own.reward is None or self.own.passed is not None:
             return ""
         if self.awaits_pass:
-            return f"the reward takes more than two values, and {pass_words(None)}{self._suggested_pass}"
+            return f"the reward takes more than two values, so scores are mean rewards and {pass_words(None)}{self._suggested_pass}"
+        seen = {*self.rewards, *(tried.reward for tried in (self.own, *self.others))} - {None}
+        if len(parts_of(self.spec.verifier)) < 2:
+            return "" if seen <= {0.0, 1.0} else "the higher of two rewards passes"
         return f"the higher of two rewards passes; if a third appears, {pass_words(None)}{self._suggested_pass}"
 
     @property
@@ -340,15 +345,21 @@ class Trial:
                 if "ModuleNotFoundError" in tried.detail:
                     becomes += "; install the module in the environment that runs the node"
                 return f"{verifier_words(self.spec.verifier)} {why} {where}{becomes}"
-        for place, tried in self.rows:
-            if tried.mark in FAILURES:
-                told = WHY.get(tried.mark, tried.detail)
-                return f"{verifier_words(self.spec.verifier)} {told} for the reference of {place}, a row of another shape"
+        if failed := [(index, tried) for index, tried in self.rows if tried.mark in FAILURES]:
+            told = WHY.get(failed[0][1].mark, failed[0][1].detail)
+            places = _places(self.spec, [index for index, _ in failed[:_PLACES_TOLD]])
+            more = f" and {len(failed) - _PLACES_TOLD} more" if len(failed) > _PLACES_TOLD else ""
+            where = f"for the reference of {places}{more} ({len(self.rows)} further rows were tried)"
+            return f"{verifier_words(self.spec.verifier)} {told} {where}: in a run such answers have no known reward"
         if self.group_failure:
-            return f"{verifier_words(self.spec.verifier)} {self.group_failure}: in a run it is called with groups"
+            how = "a run calls it with all answers to a question at once"
+            return f"{verifier_words(self.spec.verifier)} {self.group_failure}: {how}"
         if self.others and not any(differ(self.own.reward or 0.0, tried.reward or 0.0) for tried in self.others):
-            paid = f"pays a task's reference {self.own.reward:g} and the references of {len(self.others)} other tasks as much"
-            return f"{verifier_words(self.spec.verifier)} {paid}{self._forms_tried or ': a policy cannot learn from it'}"
+            right = f"gives {self.own.reward:g} to the right answer ({_shortened(self.reference)!r}), as to every other text tried"
+            tried_too = f"the right answers of {len(self.others)} other tasks"
+            return (
+                f"{verifier_words(self.spec.verifier)} {right}: {tried_too}{self._forms_tried or '. Nothing can be learnt from it'}"
+            )
         best = max(tried.reward or 0.0 for tried in (self.own, *self.others))
         if self.spec.pass_at is not None and best < self.spec.pass_at:
             earned = f"pass_at is {self.spec.pass_at:g}, and the best that was tried, a reference answer, earns {best:g}"
@@ -360,10 +371,9 @@ class Trial:
         """Name the forms in vain; empty if none was tried, or one earned more."""
         if not self.forms or self.form_paid:
             return ""
-        tried = ", ".join(map(_shortened, self.forms))
         return (
-            f", nor does any of these earn more: {tried}. If the reward wants another form, try it with "
-            "`swarm task score --answer '...'`; else a policy cannot learn from it"
+            f", and this one as {', '.join(form.format('...') for form in FORMS)}. Nothing can be learnt from it, unless it wants "
+            "another form: try that with `swarm task score --answer '...'`"
         )
 
 
@@ -375,17 +385,18 @@ def worth_trying(spec: TaskSpec) -> bool:
     return chosen or spec.turns is not None or from_package(spec.dataset)
 
 
-async def try_rewards(pool: ScorerPool, specs: Sequence[TaskSpec], rules: PassRules) -> list[Trial]:
+async def try_rewards(pool: ScorerPool, specs: Sequence[TaskSpec], rules: PassRules, *, every_row: bool = False) -> list[Trial]:
     """Try the sources, which must have been found usable (`check_specs`). A source whose tasks have
-    no references is left out. `rules` note the rewards.
+    no references is left out. `rules` note the rewards. every_row: try a user's reward on the
+    references of as many rows as `MORE_ROWS_S` allows.
 
     Raises:
         SandboxError: as `ScorerPool.run`.
     """
-    return [trial for spec in specs if (trial := await _tried(pool, spec, rules)) is not None]
+    return [trial for spec in specs if (trial := await _tried(pool, spec, rules, every_row=every_row)) is not None]
 
 
-async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | None:
+async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules, *, every_row: bool) -> Trial | None:
     from shared.tasks.sandbox.jobs import ScoringJob
 
     try:
@@ -415,7 +426,7 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         found.append(await _scored(pool, rules, ref, other))
     # Of a reward that says nothing, only the rewards of a run tell what passes.
     own, *tried = (replace(each, passed=rules.settled_pass(ref, each.reward, each.mark)) for each in found)
-    trial = Trial(spec, own, tried)
+    trial = Trial(spec, own, tried, reference=reference)
     if is_judged(spec.verifier):
         return trial  # each answer is judged by itself, and every further one costs a request
     if not (trial.built_in or trial.unusable) and _is_unpaid(trial):
@@ -425,7 +436,10 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
         local_only, failure = await _in_a_group(pool, ref, [reference, *others[:OTHERS]])
         shapes = {_shape(task): task for task in reversed(known)}
         shapes.pop(_shape(known[0]))
-        rows = [(_place(task), await _scored(pool, rules, task.ref, task.answer or "")) for task in [*shapes.values()][-OTHERS:]]
+        other_shapes = [*shapes.values()][-OTHERS:]
+        rows = [(task.ref.index, await _scored(pool, rules, task.ref, task.answer or "")) for task in other_shapes]
+        if every_row and spec.sandbox and spec.source == "file":
+            rows += await _further_rows(pool, spec, size, {ref.index, *(index for index, _ in rows)})
         trial = replace(trial, local_only=local_only, group_failure=failure, rows=rows)
     if own.reward is None or own.passed is not None or trial.unusable:
         return trial
@@ -509,12 +523,25 @@ def _shape(task: Task) -> tuple[Any, ...]:
     return is_messages, *((name, type(columns[name]).__name__) for name in sorted(columns))
 
 
-def _place(task: Task) -> str:
-    rows = find_rows(task.ref.dataset)
-    if rows is None or rows.places is None:
-        return f"task {task.ref.index}"
-    file, number = rows.places.of(task.ref.index)
-    return place_in(file, number)
+async def _further_rows(pool: ScorerPool, spec: TaskSpec, size: int, tried: Collection[int]) -> list[tuple[int, Tried]]:
+    """Try the references of a file's other rows, in order, as many as `MORE_ROWS_S` allows."""
+    from shared.tasks.sandbox.jobs import ScoringJob
+
+    refs = [TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=place) for place in range(size)]
+    refs, found, started = [ref for ref in refs if ref.index not in tried], list[tuple[int, Tried]](), time.monotonic()
+    for begin in range(0, len(refs), _ROWS_AT_ONCE):
+        if time.monotonic() - started > MORE_ROWS_S:
+            break
+        derived = await pool.run([ScoringJob(ref=ref, want_task=True) for ref in refs[begin : begin + _ROWS_AT_ONCE]])
+        tasks = [each.task for each in derived if each.task is not None and each.task.answer is not None]
+        results = await pool.run([ScoringJob(ref=task.ref, texts=[task.answer or ""], urgent=True) for task in tasks])
+        for task, result in zip(tasks, results, strict=True):
+            if result.reason is None:
+                earned = Tried(result.rewards[0], None, result.marks[0], result.detail, result.seconds)
+                found.append((task.ref.index, earned))
+        if sum(each.mark in (Mark.TIMEOUT, Mark.KILLED) for _, each in found) >= TIMEOUTS:
+            break
+    return found
 
 
 def _is_settled(found: Sequence[Tried], is_file: bool) -> bool:

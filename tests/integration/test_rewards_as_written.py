@@ -356,7 +356,7 @@ async def test_a_reward_that_was_edited_under_its_name_forgets_the_rewards_of_th
         (SUMS, None),
         (ALWAYS_RAISES, "no such judge"),
         (SLEEPS, "does not return in time"),
-        ("def mine(item):\n    return lambda answer: 1.0", "as much"),
+        ("def mine(item):\n    return lambda answer: 1.0", "as to every other text"),
         ("import socket\ndef mine(item):\n    return lambda answer: socket.create_connection(('127.0.0.1', 4222))", "raised"),
     ],
 )
@@ -419,7 +419,7 @@ def test_a_built_in_verifier_that_pays_every_reference_alike_is_an_error(tmp_pat
         rows.write_text("".join(json.dumps({"question": f"q{n}", "answer": each}) + "\n" for n, each in enumerate(answers)))
         told = CliRunner().invoke(app, ["config", "check", "--config", str(file)])
         assert getattr(told.exception, "exit_code", 0) == code, told.output
-        assert ("the references of 4 other tasks as much" in f"{told.output}{told.exception}") == bool(code)
+        assert ("the right answers of 4 other tasks" in f"{told.output}{told.exception}") == bool(code)
         assert ("the reference earns 1, passes" in told.stdout) == (not code)
 
 

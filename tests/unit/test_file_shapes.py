@@ -405,7 +405,7 @@ def test_json_is_a_list_of_objects_or_lines_of_them(tmp_path: Path, content: str
     ("content", "said"),
     [
         (f"[{ROW}, {OTHER}", "not JSON (Expecting ',' delimiter, line 1, after"),
-        (f'[{ROW},\n{{"question": "r"\n\n "answer": 1}}]', 'line 2, after {"question": "r"): write the \',\' there'),
+        (f'[{ROW},\n{{"question": "r"\n\n "answer": 1}}]', 'line 2, after {"question": "r"): write a \',\' there'),
         (f"[{ROW},\n{ROW}\n\n", "it ends before its list does"),
         (f"[{ROW},\n{OTHER} {ROW}]", f"not JSON (Expecting ',' delimiter, line 2, after {OTHER})"),
         (f"[{ROW}] x", "not JSON (Extra data, line 1, at "),

@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -12,9 +13,13 @@ from typing import Any
 import pytest
 
 from shared.config import TaskSpec
+from shared.rewards import Mark
 from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks import HeldOut, TaskConfigError, TaskSource, check_specs, held_out_tasks
-from shared.tasks.reference_checks import FILE_ROWS_CHECKED, left_out, looked_at
+from shared.tasks.evaluation import PassRules
+from shared.tasks.file_source import with_row_name
+from shared.tasks.reference_checks import FILE_ROWS_CHECKED, Trial, Tried, left_out, looked_at, try_rewards
+from shared.tasks.sandbox import ScorerPool
 from shared.tasks.specs import file_questions, source_problems
 from tests import forked
 
@@ -141,3 +146,31 @@ def test_a_dataset_whose_answers_the_verifier_does_not_pay_is_refused_and_one_of
     draws = [next(TaskSource([spec], node="a", seed=0).candidates(draw, HeldOut([]))) for draw in range(30)]
     assert all((task.answer or "").lstrip("-").isdigit() for task in draws) and left_out(spec) > before
     assert looked_at(spec) >= looked_at_before + len(draws)
+
+
+@pytest.mark.slow
+def test_each_row_is_tried_at_the_start_and_those_on_which_a_reward_fails_are_named_by_line(tmp_path: Path) -> None:
+    rows = [{"question": f"{place}?", "answer": "none" if place in (40, 49) else str(place)} for place in range(50)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "r.py").write_text("def whole(answer, reference):\n    return float(answer == str(int(reference)))\n")
+    spec = with_row_name(TaskSpec(path=str(tmp_path / "q.jsonl"), reward=f"{tmp_path}/r.py:whole"))
+
+    async def tried() -> list[Trial]:
+        async with ScorerPool(workers=1, answer_timeout_s=20.0, memory_mb=4096, tasks=[spec]) as pool:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr("shared.tasks.reference_checks.MORE_ROWS_S", 60.0)
+                return await try_rewards(pool, [spec], PassRules([spec]), every_row=True)
+
+    (trial,) = asyncio.run(tried())
+    assert not trial.unusable and "q.jsonl: lines 41, 50 " in trial.problem and "ValueError" in trial.problem
+
+
+def test_of_a_sum_of_rewards_a_value_for_what_passes_is_suggested() -> None:
+    rewards = [{"use": "r.py:right", "weight": 2.0}, {"use": "r.py:short", "weight": 0.5}]
+    spec = TaskSpec.model_validate({"path": "q.jsonl", "rewards": rewards})
+    own = Tried(2.5, None, Mark.UNSAID, "", 0.1)
+    assert "for example 2, what full marks of r.py:right alone earn" in Trial(spec, own, ()).no_pass
+    alone = TaskSpec(path="q.jsonl", reward="r.py:right")
+    assert "for example" not in Trial(alone, own, ()).no_pass
+    plain, wrong = (Tried(reward, None, Mark.UNSAID, "", 0.1) for reward in (1.0, 0.0))
+    assert Trial(alone, plain, (wrong,)).no_pass == "", "a plain reward needs no word"
