@@ -5,8 +5,11 @@ to the log, why no batch is built, how I and J moved, and what cannot be replaye
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -14,13 +17,14 @@ from services.sampler.assembly import BatchPlan, Wait, WaitFor
 from services.sampler.composition import Composition
 from services.sampler.memory import DropReason, SamplerMemory
 from services.sampler.pool import PoolEntry
-from shared.contracts.codec import encode
-from shared.contracts.control import ForeignDemand, SamplerPosition
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import ForeignDemand, PolicyPointer, SamplerPosition, ServiceStatus
 from shared.contracts.messages import rollout_id_of
 from shared.contracts.sampler_state import SharingState
-from shared.contracts.status_figures import StatusFigure
-from shared.contracts.subjects import DEMAND_KEY, SAMPLER_KEY, node_bucket
-from shared.contracts.wire import Origin
+from shared.contracts.status_figures import LOADING_POLICY, STOPPED, StatusFigure, is_alive, late_after_s
+from shared.contracts.subjects import DEMAND_KEY, POLICY_KEY, SAMPLER_KEY, STATUS_PREFIX, node_bucket
+from shared.contracts.wire import MessageError, Origin
+from shared.roles import Role
 from shared.runtime.logs import Log
 from shared.runtime.metrics import ACK_BUCKETS_S, buckets_from
 from shared.runtime.status import StatusBoard
@@ -145,12 +149,10 @@ class Figures:
         self._status.set(StatusFigure.DROPPED_LOCAL, memory.dropped_local)
 
 
-_REMEDIES = {
-    WaitFor.LOCAL: "are the generator and verifier of this node alive? see `swarm status`",
-    WaitFor.EXTERNAL: "sampler.shortage decides what happens without foreign groups; short or fill_local go on",
-    WaitFor.TRAINER: "is the trainer alive? see `swarm status`",
-    WaitFor.NOTHING: "",
-}
+_PROCESSES: dict[WaitFor, tuple[Role, ...]] = {WaitFor.LOCAL: ("generator", "verifier"), WaitFor.TRAINER: ("trainer",)}
+"""Whose work a wait is for. Foreign groups come from other nodes."""
+_FOREIGN_REMEDY = "sampler.shortage decides what happens without foreign groups; short or fill_local go on"
+_STATUSES_READ = 64
 
 TOLD_EVERY_S = 60.0
 DEMAND_TOLD_EVERY_S = 0.5
@@ -177,18 +179,101 @@ def log_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
         )
 
 
-class WaitingReport:
-    """Logs every `TOLD_EVERY_S` that no batch is built, with what is missing and what to check.
+@dataclass(frozen=True, slots=True)
+class NodeProcesses:
+    """The processes of a node by their statuses, at the Unix time `at`, and its newest policy."""
 
-    That is a warning, except where it takes minutes even if all is well. Until this process's first
-    batch, and while the trainer takes a step, it is one only after `FIRST_BATCH_S`. It never is
-    while the first groups are awaited, however slow the machine: `swarm status` says whether the
-    generator acts. Nor is it within twice the median of the last waits. `now`: seconds of a clock
-    that only goes forward.
+    statuses: Sequence[ServiceStatus]
+    policy: PolicyPointer | None
+    at: float
+
+    @classmethod
+    async def read(cls, transport: Transport, node: str) -> NodeProcesses:
+        """Read them from the node's bucket. Raises TransportError."""
+        bucket, statuses = node_bucket(node), list[ServiceStatus]()
+        entries, _ = await transport.kv.newest(bucket, _STATUSES_READ, STATUS_PREFIX)
+        pointer, policy = await transport.kv.get(bucket, POLICY_KEY), None
+        for entry in entries:
+            with suppress(MessageError):  # of another version
+                statuses.append(decode(entry.value, ServiceStatus))
+        with suppress(MessageError):
+            policy = decode(pointer.value, PolicyPointer) if pointer is not None else None
+        return cls(statuses, policy, time.time())
+
+    def doings(self, roles: Sequence[Role]) -> str:
+        """The states of these roles' processes, such as `generator: generating; verifier:
+        verifying`.
+        """
+        loads = self._loads()
+        states = {role: alive[0].state for role in roles if (alive := self._alive(role))}
+        if loads and "generator" in states:
+            states["generator"] = loads
+        return "; ".join(f"{role}: {state}" for role, state in states.items())
+
+    def fault(self, roles: Sequence[Role]) -> str:
+        """The first of these roles that does not answer, or that answers and is late with its work,
+        in words; empty if there is none.
+        """
+        needed = max(self.statuses, key=lambda status: status.updated_at).roles if self.statuses else []
+        for role in (each for each in roles if each in (needed or roles)):
+            alive = self._alive(role)
+            if not alive:
+                known = [status for status in self.statuses if status.role == role]
+                seen = max(known, key=lambda status: status.updated_at, default=None)
+                if seen is None:
+                    return f"no word from the {role}"
+                said = f"the {role} ended" if seen.state == STOPPED else f"the {role} last answered"
+                return f"{said} {self.at - seen.updated_at:.0f} s ago"
+            late_s = [self._late_s(status) for status in alive]
+            if all(late_s):  # of several replicas, one that works is enough
+                return f"the {role} answers ({alive[0].state}) but its last work was {min(late_s):.0f} s ago"
+        return ""
+
+    def _alive(self, role: Role) -> list[ServiceStatus]:
+        """The newest first."""
+        alive = (status for status in self.statuses if status.role == role and is_alive(status, self.at))
+        return sorted(alive, key=lambda status: -status.updated_at)
+
+    def _late_s(self, status: ServiceStatus) -> float:
+        """Seconds since the process's last work if that is longer than its pace explains, else 0.
+        Before its first work a process is not late, however slow the machine. A verifier is late
+        only with what the generator has made since, and a generator that loads a policy has
+        `FIRST_BATCH_S` for that.
+        """
+        worked_at = status.figures.get(StatusFigure.WORKED_AT)
+        if worked_at is None:
+            return 0.0
+        until = self.at
+        if status.role == "verifier":
+            until = max((each.figures.get(StatusFigure.WORKED_AT, 0.0) for each in self._alive("generator")), default=self.at)
+        patience_s = late_after_s(status.figures.get(StatusFigure.WORK_EVERY_S)) or FIRST_BATCH_S
+        if status.role == "generator" and self._loads():
+            patience_s = max(patience_s, FIRST_BATCH_S)
+        return self.at - worked_at if until - worked_at > patience_s else 0.0
+
+    def _loads(self) -> str:
+        """The published policy that no generator samples from yet, in words; empty if none."""
+        alive, policy = self._alive("generator"), self.policy
+        used = max((status.figures.get(StatusFigure.POLICY_VERSION, 0.0) for status in alive), default=0.0)
+        if policy is None or not alive or used >= policy.version:
+            return ""
+        tried = alive[0].state.partition(", ")[2] if alive[0].state.startswith(LOADING_POLICY) else ""
+        since_s = max(0.0, self.at - policy.created_at)
+        return f"{LOADING_POLICY} {policy.version}, published {since_s:.0f} s ago{f', {tried}' if tried else ''}"
+
+
+class WaitingReport:
+    """Logs every `TOLD_EVERY_S` that no batch is built, with what is missing and who is at work on
+    it.
+
+    That is a warning only if a process whose work is awaited does not answer or is late with it
+    (`NodeProcesses.fault`), or if foreign groups are awaited for longer than twice the median of
+    the last waits. Until this process's first batch it is one only after `FIRST_BATCH_S`. `now`:
+    seconds of a clock that only goes forward.
     """
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, processes: Callable[[], Awaitable[NodeProcesses]]) -> None:
+        self._log, self._processes = log, processes
         self._any_built = False
         self._waits_s: deque[float] = deque(maxlen=_WAITS_KEPT)
         self._since: float | None = None
@@ -208,21 +293,22 @@ class WaitingReport:
         self._any_built = True
         self.begin(now)
 
-    def waits(self, waiting: Wait, next_batch: int, now: float) -> None:
-        """The next batch cannot be built now. Logs that if it is time to."""
+    async def waits(self, waiting: Wait, next_batch: int, now: float) -> None:
+        """The next batch cannot be built now. Logs that if it is time to. Raises TransportError."""
         if now - self._told_at <= TOLD_EVERY_S:
             return
         self._told_at, waited_s = now, now - (self._since or 0.0)
-        because = ""
-        if not self._any_built:
-            because = "before the first batch the base policy is evaluated and the first groups are generated"
-        elif waiting.reason is WaitFor.TRAINER:
-            because = "the trainer takes a step"
-        if waited_s >= FIRST_BATCH_S and (self._any_built or waiting.reason is not WaitFor.LOCAL):
-            because = ""
+        roles, because, problem = _PROCESSES.get(waiting.reason, ()), "", {"remedy": _FOREIGN_REMEDY}
         usual_s = statistics.median(self._waits_s) if len(self._waits_s) >= _WAITS_NEEDED else 0.0
-        if waited_s < 2 * usual_s:
+        if roles:
+            processes = await self._processes()
+            fault = processes.fault(roles)
+            because = "" if fault else processes.doings(roles)
+            problem = {"found": fault, "remedy": "its log says why; `swarm status` shows all processes"}
+        elif waited_s < 2 * usual_s:
             because = f"batches take about {usual_s:.0f} s"
+        if not self._any_built and waited_s < FIRST_BATCH_S:
+            because = because or "before the first batch the base policy is evaluated and the first groups are generated"
         (self._log.info if because else self._log.warning)(
             "no_batch_yet" if because else "no_batch",
             next_batch=next_batch,
@@ -230,7 +316,7 @@ class WaitingReport:
             have=waiting.have,
             need=waiting.need,
             seconds=round(waited_s),
-            **({"because": because} if because else {"remedy": _REMEDIES[waiting.reason]}),
+            **({"because": because} if because else problem),
         )
 
 

@@ -12,13 +12,23 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from services.sampler.assembly import Assembly, BatchPlan, LogRoom, Wait, WaitFor, compose, foreign_use, groups_wanted
 from services.sampler.composition import after_batch, moves, next_composition, reconciled, scored_by
 from services.sampler.logs import BatchAppender, NodeNews, ScoredLog
 from services.sampler.memory import SamplerMemory, memory_limits, state_for_new_stream
 from services.sampler.pool import knowledge_of
-from services.sampler.reports import ConsumedReport, DemandReport, Figures, WaitingReport, log_gone, log_move, log_unreadable
+from services.sampler.reports import (
+    ConsumedReport,
+    DemandReport,
+    Figures,
+    NodeProcesses,
+    WaitingReport,
+    log_gone,
+    log_move,
+    log_unreadable,
+)
 from services.sampler.strategies import strategy_named
 from shared.cancelling import run_until_stopped
 from shared.config.sampler_section import SamplerConfig
@@ -81,7 +91,7 @@ class SamplerService:
         self._news = NodeNews(self._node, context.node, context.log)
         self._consumed = ConsumedReport(context.node, self._node)
         self._demand = DemandReport(context.node, self._node)
-        self._waiting = WaitingReport(context.log)
+        self._waiting = WaitingReport(context.log, partial(NodeProcesses.read, context.node, self._node))
         following = [self._news.follow_trainer(), *([self._news.follow_evaluations()] if self._moves else [])]
         await run_until_stopped(context.stopping, *following, self._go_on())
 
@@ -187,7 +197,7 @@ class SamplerService:
             self._figures.refresh(memory)
             await self._report(loaded)
             if not (self._news.position and self._news.position.finished):
-                self._waiting.waits(decision, memory.next_number, time.monotonic())
+                await self._waiting.waits(decision, memory.next_number, time.monotonic())
             if time.monotonic() - purged_at > _PURGE_EVERY_S:
                 purged_at = time.monotonic()
                 await self._scored.purge(memory.purgeable_seq(loaded.published))
@@ -220,7 +230,7 @@ class SamplerService:
             self._room.make_room(batch, error)
             raise _BatchTooLarge from None
         except StreamFull as error:
-            raise TransportError(f"{error}: is the trainer alive?") from None
+            raise TransportError(f"{error}: the trainer's next steps make room in the batch log") from None
         if seq is None:
             raise Conflict(f"batch {plan.number} is already in the log")
         before, after = next_composition(loaded.sharing, self._settings), next_composition(sharing, self._settings)

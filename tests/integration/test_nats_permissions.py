@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import structlog
 
+from services.sampler.reports import NodeProcesses
 from services.verifier.border import Border, Candidate, Refusal, Refused
 from services.verifier.border_rules import BorderRules
 from services.verifier.copies import ReplayMemory
@@ -168,6 +169,7 @@ async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(
             await sampler.publish(subjects.node_batches(node), LARGE, stream=batches, message_id="batch-9", expected_last_seq=0)
         await sampler.purge(scored, 1)
         await sampler.kv.put(bucket, subjects.SAMPLER_KEY, b"s")
+        assert {status.role for status in (await NodeProcesses.read(sampler, node)).statuses} == set(ROLES)
 
         read = await trainer.read(batches, 1, 10)
         assert len(await trainer.payload(read[1])) == len(LARGE)

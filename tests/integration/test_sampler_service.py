@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from msgspec.structs import replace
 from prometheus_client import generate_latest
 
 from services.sampler import service
 from services.sampler.assembly import compose
-from shared.contracts.codec import decode
-from shared.contracts.control import ForeignDemand
-from shared.contracts.subjects import DEMAND_KEY, node_bucket, node_scored, node_scored_stream
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import ForeignDemand, PolicyPointer
+from shared.contracts.status_figures import StatusFigure
+from shared.contracts.subjects import DEMAND_KEY, POLICY_KEY, node_bucket, node_scored, node_scored_stream
 from shared.runtime import FatalError
+from shared.runtime.status import StatusBoard
 from tests.installed_packages import forget, install
 from tests.integration.sampler_node import Node, a_node, until
 from tests.nats_server import NatsServer, delete_message
@@ -256,3 +259,29 @@ async def test_a_batch_that_nobody_could_read_again_is_not_appended_and_the_sent
         with pytest.raises(FatalError, match=r"batch 1, drawn by strategy uniform, could not be read again.*sampler\.strategy"):
             await asyncio.wait_for(node._task, 20.0)
         assert await node.raw_batches() == []
+
+
+async def test_a_wait_names_what_the_node_s_processes_do_by_their_statuses(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.sampler.reports.TOLD_EVERY_S", 0.2)
+    async with a_node(nats_url) as node:
+        bucket = node_bucket(node.id)
+        boards = [StatusBoard(node.id, role, "r1") for role in ("generator", "verifier")]
+        boards[0].set(StatusFigure.POLICY_VERSION, 1)
+        for board in boards:
+            board.state("at work")
+            await board.report_once(node.transport)
+        made_at = time.time() - 180.0
+        policy = PolicyPointer(version=2, sha256="0" * 64, size_bytes=1, uri="file:///p", consumed_local=0, created_at=made_at)
+        await node.transport.kv.put(bucket, POLICY_KEY, encode(policy))
+        with structlog.testing.capture_logs() as logs:
+            node.start()
+
+            async def told() -> bool:
+                return any(each["event"].startswith("no_batch") for each in logs)
+
+            await until(told)
+        [level] = {each["log_level"] for each in logs if each["event"].startswith("no_batch")}
+        because = next(each["because"] for each in logs if each["event"] == "no_batch_yet")
+        assert level == "info"
+        assert because.startswith("generator: loading policy version 2, published 18") and because.endswith("verifier: at work")
+        await node.stop()

@@ -11,7 +11,8 @@ import structlog
 from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed, groups_wanted
 from services.sampler.composition import Composition
 from services.sampler.pool import Knowledge
-from services.sampler.reports import WaitingReport
+from services.sampler.reports import NodeProcesses, WaitingReport
+from shared.contracts.control import PolicyPointer, ServiceStatus
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, position, sampler
 
@@ -155,27 +156,127 @@ def test_every_node_and_batch_has_a_seed_of_its_own() -> None:
     assert batch_seed(0, "alpha", 1) == 731442922139857421
 
 
-def test_a_wait_for_a_batch_is_a_warning_and_before_the_first_only_after_ten_minutes_and_not_for_local_groups() -> None:
-    def told(waiting: WaitingReport, until_s: float, since_s: float, reason: WaitFor = WaitFor.LOCAL) -> list[tuple[str, str, int]]:
-        with structlog.testing.capture_logs() as logs:
-            for second in range(int(since_s), int(until_s)):
-                waiting.waits(Wait(reason, 0, 2), 1, float(second))
-        return [(each["log_level"], each["event"], each["seconds"]) for each in logs]
+NOW = 1_000_000.0
 
-    waiting = WaitingReport(structlog.get_logger())
+
+def process(role: str, state: str = "working", *, age_s: float = 1.0, **figures: float) -> ServiceStatus:
+    return ServiceStatus(
+        node="alpha",
+        role=role,  # type: ignore[arg-type]
+        replica="r1",
+        pid=1,
+        host="here",
+        state=state,
+        started_at=NOW - 2000,
+        updated_at=NOW - age_s,
+        figures=figures,
+    )
+
+
+def pointer(version: int, age_s: float) -> PolicyPointer:
+    return PolicyPointer(version=version, sha256="0" * 64, size_bytes=1, uri="file:///p", consumed_local=0, created_at=NOW - age_s)
+
+
+WELL = (process("generator", "generating"), process("verifier", "verifying"), process("trainer", "training"))
+
+
+def a_report(*statuses: ServiceStatus, policy: PolicyPointer | None = None) -> WaitingReport:
+    async def look() -> NodeProcesses:
+        return NodeProcesses(statuses, policy, NOW)
+
+    return WaitingReport(structlog.get_logger(), look)
+
+
+async def told(waiting: WaitingReport, since_s: int, until_s: int, reason: WaitFor = WaitFor.LOCAL) -> list[tuple[str, str, str]]:
+    """The level, event and cause or finding of each message within these seconds."""
+    with structlog.testing.capture_logs() as logs:
+        for second in range(since_s, until_s):
+            await waiting.waits(Wait(reason, 0, 2), 1, float(second))
+    return [(each["log_level"], each["event"], each.get("because") or each.get("found", "")) for each in logs]
+
+
+async def levels(waiting: WaitingReport, since_s: int, until_s: int, reason: WaitFor = WaitFor.LOCAL) -> set[tuple[str, str]]:
+    return {(level, event) for level, event, _ in await told(waiting, since_s, until_s, reason)}
+
+
+async def test_a_wait_for_the_first_batch_is_a_warning_only_after_ten_minutes_and_if_something_is_wrong() -> None:
+    waiting = a_report()
     waiting.begin(0.0)
-    starting = told(waiting, 300, 0)
+    starting = await told(waiting, 0, 300)
     waiting.begin(300.0)  # the server was away, and the logs were read again
-    starting += told(waiting, 600, 300)
-    assert starting[0] == ("info", "no_batch_yet", 61) and {level for level, *_ in starting} == {"info"}
-    evaluating = told(waiting, 800, 600)
-    assert {(level, event) for level, event, _ in evaluating} == {("info", "no_batch_yet")}, "an evaluation may take long"
-    stalled = told(waiting, 1000, 800, WaitFor.EXTERNAL)
-    assert len(stalled) == 3 and {(level, event) for level, event, _ in stalled} == {("warning", "no_batch")}, "told in the end"
-    waiting.built(1000.0)
-    assert told(waiting, 1062, 1000) == [("warning", "no_batch", 61)], "after a batch a minute is long"
-    waiting.begin(1100.0)
-    assert told(waiting, 1162, 1100) == [("warning", "no_batch", 61)]
+    starting += await told(waiting, 300, 600)
+    assert len(starting) == 8 and {each[:2] for each in starting} == {("info", "no_batch_yet")}
+    assert await levels(waiting, 600, 800) == {("warning", "no_batch")}, "nobody has answered"
+    slow = a_report(process("generator", "evaluating the base policy: 3 of 18 answers"), process("verifier"))
+    slow.begin(0.0)
+    assert await levels(slow, 0, 3000) == {("info", "no_batch_yet")}, "an evaluation may take long"
+    assert await levels(slow, 3000, 3200, WaitFor.EXTERNAL) == {("warning", "no_batch")}, "told in the end"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "policy", "reason", "says"),
+    [
+        (WELL, None, WaitFor.LOCAL, "generator: generating; verifier: verifying"),
+        (WELL, None, WaitFor.TRAINER, "trainer: training"),
+        (
+            (process("generator", "generating", policy_version=1.0, worked_at=NOW - 200, work_every_s=20.0), *WELL[1:]),
+            pointer(2, 180.0),
+            WaitFor.LOCAL,
+            "generator: loading policy version 2, published 180 s ago; verifier: verifying",
+        ),
+        ((WELL[0], process("verifier", "verifying", worked_at=NOW - 900)), None, WaitFor.LOCAL, "generator: generating; verifier"),
+        (
+            (process("trainer", "training", worked_at=NOW - 500, work_every_s=400.0),),
+            None,
+            WaitFor.TRAINER,
+            "trainer: training",
+        ),
+    ],
+    ids=["all at work", "a step", "a slow policy swap", "a verifier without work", "a slow step"],
+)
+async def test_processes_that_are_at_work_are_named_with_their_work_and_not_doubted(
+    statuses: tuple[ServiceStatus, ...], policy: PolicyPointer | None, reason: WaitFor, says: str
+) -> None:
+    waiting = a_report(*statuses, policy=policy)
+    waiting.built(0.0)
+    [(level, event, words)] = await told(waiting, 0, 62, reason)
+    assert (level, event) == ("info", "no_batch_yet")
+    assert says in words
+
+
+@pytest.mark.parametrize(
+    ("statuses", "policy", "reason", "finds"),
+    [
+        (WELL[:1], None, WaitFor.LOCAL, "no word from the verifier"),
+        ((process("generator", age_s=90.0), WELL[1]), None, WaitFor.LOCAL, "the generator last answered 90 s ago"),
+        ((WELL[0], process("verifier", "stopped", age_s=70.0)), None, WaitFor.LOCAL, "the verifier ended 70 s ago"),
+        (
+            (process("generator", worked_at=NOW - 1, work_every_s=5.0), process("verifier", worked_at=NOW - 300, work_every_s=5.0)),
+            None,
+            WaitFor.LOCAL,
+            "the verifier answers (working) but its last work was 300 s ago",
+        ),
+        (
+            (process("generator", policy_version=1.0, worked_at=NOW - 800, work_every_s=20.0), WELL[1]),
+            pointer(2, 780.0),
+            WaitFor.LOCAL,
+            "the generator answers (working) but its last work was 800 s ago",
+        ),
+        (
+            (process("trainer", "training", worked_at=NOW - 500, work_every_s=20.0),),
+            None,
+            WaitFor.TRAINER,
+            "the trainer answers (training) but its last work was 500 s ago",
+        ),
+    ],
+    ids=["never seen", "silent", "ended", "a verifier that hangs", "a swap without end", "a step without end"],
+)
+async def test_a_process_is_blamed_for_a_wait_only_with_what_was_found(
+    statuses: tuple[ServiceStatus, ...], policy: PolicyPointer | None, reason: WaitFor, finds: str
+) -> None:
+    waiting = a_report(*statuses, policy=policy)
+    waiting.built(0.0)
+    assert await told(waiting, 0, 62, reason) == [("warning", "no_batch", finds)]
 
 
 def test_what_is_wanted_is_two_batches_of_draws_less_what_the_pool_has_in_steps_of_j() -> None:
@@ -200,25 +301,16 @@ def test_a_pool_full_of_what_is_mastered_asks_for_no_more_until_a_batch_has_take
     assert [wanted(groups) for groups in (0, 7, 8, 50)] == [4, 4, 0, 0]
 
 
-def test_a_wait_within_what_batches_have_taken_or_for_a_slow_step_is_no_warning() -> None:
-    def levels(waiting: WaitingReport, since_s: int, until_s: int, reason: WaitFor) -> set[tuple[str, str]]:
-        with structlog.testing.capture_logs() as logs:
-            for second in range(since_s, until_s):
-                waiting.waits(Wait(reason, 0, 2), 1, float(second))
-        return {(each["log_level"], each["event"]) for each in logs}
-
-    waiting = WaitingReport(structlog.get_logger())
+async def test_a_wait_for_others_within_what_batches_have_taken_is_no_warning() -> None:
+    waiting = a_report()
     waiting.begin(0.0)
-    waiting.built(500.0)
-    assert levels(waiting, 500, 700, WaitFor.TRAINER) == {("info", "no_batch_yet")}
-    for built in (700.0, 900.0, 1100.0):
+    for built in (500.0, 700.0, 900.0, 1100.0):
         waiting.built(built)
-    assert levels(waiting, 1100, 1490, WaitFor.LOCAL) == {("info", "no_batch_yet")}, "the last took 200 s"
-    assert levels(waiting, 1500, 1600, WaitFor.LOCAL) == {("warning", "no_batch")}
+    assert await levels(waiting, 1100, 1490, WaitFor.EXTERNAL) == {("info", "no_batch_yet")}, "the last took 200 s"
+    assert await levels(waiting, 1500, 1600, WaitFor.EXTERNAL) == {("warning", "no_batch")}
     waiting.built(20_000.0)
-    assert levels(waiting, 20_000, 20_390, WaitFor.LOCAL) == {("info", "no_batch_yet")}
-    assert levels(waiting, 20_400, 20_500, WaitFor.LOCAL) == {("warning", "no_batch")}, "one outage is not usual"
-    assert levels(waiting, 20_700, 20_800, WaitFor.TRAINER) == {("warning", "no_batch")}, "more than ten minutes"
+    assert await levels(waiting, 20_000, 20_390, WaitFor.EXTERNAL) == {("info", "no_batch_yet")}
+    assert await levels(waiting, 20_400, 20_500, WaitFor.EXTERNAL) == {("warning", "no_batch")}, "one outage is not usual"
 
 
 def test_where_j_may_rise_one_group_more_is_wanted_than_two_batches_draw() -> None:
