@@ -25,6 +25,7 @@ from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
 from shared.run_records import (
     BATCHES_FILE,
     BATCHES_MAX_BYTES,
+    METRICS_FILE,
     SAMPLES_FILE,
     TRAINED_FILE,
     TRAINED_MAX_BYTES,
@@ -177,6 +178,16 @@ class TrainedRecords:
     def newest(self) -> int | None:
         """The last step on record, as of the last read."""
         return max(self._lines, default=None)
+
+    @property
+    def begun(self) -> bool:
+        """True if a trainer runs in the folder that has recorded no step: it makes the file of its
+        steps at its start.
+        """
+        try:
+            return self.folder is not None and not (self.folder / METRICS_FILE).stat().st_size
+        except OSError:
+            return False
 
     def _read_on(self) -> None:
         """Read the new lines; of a file longer than any trainer's, only the last. Another inode
@@ -518,7 +529,7 @@ def training_outcome(records: TrainedRecords, step: int, group_id: str) -> Train
     """
     found = records.for_step(step)
     newest = records.newest
-    beyond = found is None and newest is not None and step > newest
+    beyond = found is None and (records.begun if newest is None else step > newest)
     group = found.group(group_id) if found is not None else None
     return TrainingOutcome(found, group, yet=beyond)
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from services.generator.engines.base import Sample
 from services.generator.evaluation import SAMPLES_IN_ALL, sampled_places, samples_line
 from services.generator.tasks import PromptedTask
-from services.trainer.records import trained_line
-from shared.run_records import BATCHES_FILE, SAMPLES_FILE, TRAINED_FILE, BoundedLines, older, refused_file
+from services.trainer.records import MetricsLog, trained_line
+from shared.run_records import BATCHES_FILE, METRICS_FILE, SAMPLES_FILE, TRAINED_FILE, BoundedLines, older, refused_file
 from shared.tasks.derive import derive_task, task_ref
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
@@ -136,6 +136,15 @@ def test_a_step_that_was_trained_again_counts_as_it_was_last_and_one_of_another_
     assert records.for_step(4) is None
     BoundedLines(folder / TRAINED_FILE, 10_000).append(step_line(5, "cc" * 32))
     assert (found := records.for_step(5)) is not None and found.groups[0].id == "cc" * 32
+
+
+def test_a_group_is_not_trained_on_yet_while_the_trainer_here_takes_its_first_step(tmp_path: Path) -> None:
+    elsewhere, here = TrainedRecords(tmp_path), node_folder(tmp_path)
+    MetricsLog(here, 0)
+    assert training_outcome(TrainedRecords(here), 1, "aa" * 32).yet
+    assert not training_outcome(elsewhere, 1, "aa" * 32).yet, "no trainer has been here"
+    (here / METRICS_FILE).write_text('{"step": 1}\n')
+    assert not training_outcome(TrainedRecords(here), 1, "aa" * 32).yet, "it was taken, and its record is gone"
 
 
 def test_the_run_that_runs_is_looked_at_though_another_has_newer_records(tmp_path: Path) -> None:
