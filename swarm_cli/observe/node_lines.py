@@ -74,6 +74,21 @@ def rate(steps_per_minute: float | None) -> str:
     return f"{steps_per_minute * 60:,.{0 if steps_per_minute * 60 >= 99.95 else 1}f} steps/h"
 
 
+def left_s(node: NodeState) -> float | None:
+    """Seconds that the steps up to `max_steps` take at the present rate; None if that or the number
+    of steps is not known.
+    """
+    per_minute, left = node.steps_per_minute, node.max_steps - node.step
+    return 60.0 * left / per_minute if per_minute and node.step and left > 0 else None
+
+
+def rough(seconds: float) -> str:
+    """A time that is only estimated: `40 s`, `63 min` or `3.4 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:,.1f} h" if seconds < HUGE else "ages"
+
+
 def number(value: float | None) -> str:
     """A count with separators; `–` if it is not known."""
     if value is None:
@@ -84,11 +99,14 @@ def number(value: float | None) -> str:
 def _head(node: NodeState, fresh: bool) -> Text:
     """The node's progress, and its newest score beside the base policy's by the same measure."""
     style = STYLES[node.health] if fresh else "yellow"
+    pace = rate(node.steps_per_minute if fresh else None)
+    left = left_s(node) if fresh else None
+    pace += f", about {rough(left)} left" if left is not None else ""
     text = Text.assemble(
         (visible(node.node, NAME_CHARACTERS), "bold"),
         "  ",
         (f"{MARKS[node.kind]} {node.kind}" if fresh else f"? {node.kind} when seen last", style),
-        f"  step {number(node.step)}  {rate(node.steps_per_minute if fresh else None)}  version {number(node.version)}  held-out "
+        f"  step {number(node.step)}  {pace}  version {number(node.version)}  held-out "
         if "trainer" in node.needed
         else "  no trainer  held-out ",
     )

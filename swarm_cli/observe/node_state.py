@@ -13,6 +13,7 @@ from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, Policy
 from shared.contracts.status_figures import (
     EVALUATING_BASE,
     FIRST_GROUPS,
+    GENERATING,
     LOADING_POLICY,
     STARTING,
     STATUS_INTERVAL_S,
@@ -444,8 +445,9 @@ class NodeState:
         return self._current(status)
 
     def _current(self, status: ServiceStatus) -> str:
-        """A process's state; after the first step, a trainer has not yet said that it trains."""
-        return "training" if status.state == FIRST_GROUPS and self.step > 0 else status.state
+        """A process's state, or what the steps taken say of it that it has not said yet."""
+        since = {FIRST_GROUPS: self.step > 0 and "training", GENERATING: self.finished and "idle"}
+        return since.get(status.state) or status.state
 
     # Foreign groups and rewards.
 

@@ -18,12 +18,13 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
+from shared.contracts.status_figures import StatusFigure
 from shared.run_records import EVAL_SETS_FILE, read_jsonl
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.console import count
 from swarm_cli.errors import checked_node
-from swarm_cli.observe.node_lines import node_lines
+from swarm_cli.observe.node_lines import node_lines, rough
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import advice, folder_here, next_commands, server_trouble
 from swarm_cli.observe.snapshot import take_snapshot
@@ -47,6 +48,22 @@ def row_lines(node: NodeState, elapsed_s: float) -> list[str]:
     head, *rest = (line.plain for line in node_lines(node))
     shown = rest[-1:] if node.kind == "starting" else rest[:1] if node.health in ("good", "rest") else rest
     return [f"{_clock(elapsed_s):>7}  {head}", *(f"{'':>7}{line}" for line in shown)]
+
+
+def first_estimate(node: NodeState, answers: int) -> str:
+    """Before the first step, how long a step's `answers` take to generate at the pace of the base
+    policy's evaluation; empty if that is not known, or under a minute.
+    """
+    base = node.evaluation
+    if node.step or base is None or base.policy_version or not (judged := base.n + base.unknown):
+        return ""
+    takes_s = base.seconds * answers / judged
+    if takes_s < UNCHANGED_S:
+        return ""
+    pace = f"{judged:,} took {rough(base.seconds)}"
+    return (
+        f"a step's {answers:,} answers take about {rough(takes_s)}, by the base policy's evaluation ({pace}), and training on top"
+    )
 
 
 def steps_done(nodes: Sequence[NodeState], steps: int) -> bool:
@@ -109,6 +126,7 @@ class ProgressView:
         self._alone = len(nodes) == 1 and config.nats.swarm_url in (None, config.nats.node_url)
         self._told: object = None
         self._told_at = 0.0
+        self._furthest: dict[str, int] = {}
         # Not this view's own start: it is started again after a crash.
         now = time.time()
         self._since = min(running_since(self._run_dir) or now, now)
@@ -129,7 +147,7 @@ class ProgressView:
             remedies = await asyncio.to_thread(self._remedies, nodes)
             if self._is_news(nodes, remedies, heard_at):
                 for node in nodes:
-                    for line in row_lines(node, heard_at - self._began):
+                    for line in (*row_lines(node, heard_at - self._began), *self._notes(node)):
                         _say(line)
                 for line in remedies:
                     _say(line)
@@ -140,11 +158,23 @@ class ProgressView:
                     self._close(nodes, complete=self._evaluated(nodes))
                     return
 
+    def _notes(self, node: NodeState) -> list[str]:
+        """Lines below a node's: how long the first step may take, and which steps are repeated."""
+        local = int(node.figure("sampler", StatusFigure.WANTED_LOCAL)) or self._config.sampler.local
+        estimate = first_estimate(node, local * self._config.generator.completions)
+        furthest = self._furthest[node.node] = max(node.step, self._furthest.get(node.node, 0))
+        again = f"steps {node.step + 1:,} to {furthest:,} are" if furthest > node.step + 1 else f"step {furthest:,} is"
+        back = f"{again} taken again, as no checkpoint had the policy after it" if furthest > node.step else ""
+        return [f"{'':>9}{line}" for line in (estimate, back) if line]
+
     def _is_news(self, nodes: Sequence[NodeState], remedies: Sequence[str], now: float) -> bool:
-        """Check whether anything but counts and times has changed, or a minute has passed, since
-        lines were printed.
+        """Check whether anything but counts and times has changed, a pace is known for the first
+        time, or a minute has passed, since lines were printed.
         """
-        told = [(node.kind, node.step, node.version, node.held_out, _NUMBER.sub("", node.words)) for node in nodes]
+        told = [
+            (node.kind, node.step, node.steps_per_minute is None, node.version, node.held_out, _NUMBER.sub("", node.words))
+            for node in nodes
+        ]
         seen = (told, [_NUMBER.sub("", line) for line in remedies])
         if seen == self._told and now - self._told_at < UNCHANGED_S:
             return False

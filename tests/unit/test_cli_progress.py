@@ -18,7 +18,7 @@ from shared.transport.base import KvEntry
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.observe.node_lines import findings, node_lines
+from swarm_cli.observe.node_lines import findings, left_s, node_lines
 from swarm_cli.observe.node_state import NodeState, duration
 from swarm_cli.observe.progress import ProgressView, evaluations_done, row_lines, steps_done
 from swarm_cli.observe.remedies import unanswered
@@ -339,17 +339,50 @@ def test_a_row_is_the_nodes_line_of_status_with_the_time_and_what_is_wrong_below
 def test_progress_is_printed_when_something_changes_and_else_once_a_minute(tmp_path: Path) -> None:
     config = load_config(DEMO_CONFIG, {"node": {"var_dir": str(tmp_path)}})
     progress = ProgressView(config, ["alpha"], 0, 5.0)
-    waits = view(12, statuses=tuple(status(role) for role in ROLES))
+    waits = view(12, statuses=tuple(status(role) for role in ROLES), rate=2.0)
     late = view(12, statuses=waits.statuses, rate=3.0)
     looks = [
         (waits, 0.0),
         (late, 5.0),
         (late, 55.0),
-        (view(13, statuses=waits.statuses), 57.0),
-        (view(13, statuses=waits.statuses), 117.0),
+        (view(13, statuses=waits.statuses, rate=3.0), 57.0),
+        (view(13, statuses=waits.statuses, rate=3.0), 117.0),
     ]
     printed = [at for node, at in looks if progress._is_news([node], [], at)]
     assert printed == [0.0, 57.0, 117.0]
+
+
+def test_after_the_first_step_pace_and_time_left_are_printed_at_once(tmp_path: Path) -> None:
+    """The step is known from the trainer's position, and its length two seconds later."""
+    progress = ProgressView(load_config(DEMO_CONFIG, {"node": {"var_dir": str(tmp_path)}}), ["alpha"], 10, 5.0)
+    others = tuple(status(role) for role in ROLES if role != "trainer")
+    before, after = (status("trainer", max_steps=10.0, **figures) for figures in ({}, {"step": 1.0, "step_seconds": 420.0}))
+    first, known = (view(1, statuses=(*others, trainer)) for trainer in (before, after))
+    assert progress._is_news([first], [], 0.0) and "left" not in row_lines(first, 0.0)[0]
+    assert progress._is_news([known], [], 5.0)
+    assert "step 1  8.6 steps/h, about 63 min left" in row_lines(known, 5.0)[0]
+    assert left_s(view(1, statuses=(*others, status("trainer", step_seconds=420.0)))) is None, "without a last step"
+
+
+def test_before_the_first_step_its_length_is_estimated_from_the_base_policy_s_evaluation(tmp_path: Path) -> None:
+    settings = {"node": {"var_dir": str(tmp_path)}, "generator": {"completions": 4}, "sampler": {"local": 4}}
+    progress = ProgressView(load_config(DEMO_CONFIG, settings), ["alpha"], 10, 5.0)
+    slow = structs.replace(report(0), n=16, unknown=2, seconds=180.0)
+    assert any("16 answers" in line and "3 min" in line for line in progress._notes(replace(view(0), evaluation=slow)))
+    assert not progress._notes(replace(view(0), evaluation=structs.replace(slow, seconds=18.0))), "short"
+    assert not progress._notes(replace(view(1), evaluation=slow)), "the pace is known"
+
+
+def test_a_step_that_is_taken_again_after_a_restart_is_told_as_that(tmp_path: Path) -> None:
+    progress = ProgressView(load_config(DEMO_CONFIG, {"node": {"var_dir": str(tmp_path)}}), ["alpha"], 10, 5.0)
+    notes = [[line.strip().split(",")[0] for line in progress._notes(view(step))] for step in (2, 1, 2, 0, 3)]
+    assert notes == [[], ["step 2 is taken again"], [], ["steps 1 to 2 are taken again"], []]
+
+
+def test_the_generator_of_a_finished_node_is_not_said_to_generate() -> None:
+    statuses = tuple(status(role, state="generating" if role == "generator" else "finished") for role in ROLES)
+    done = replace(view(10, statuses=statuses), position=TrainerPosition(policy_version=10, consumed_local=0, finished=True))
+    assert (done.role_words("generator"), view(9, statuses=statuses).role_words("generator")) == ("idle", "generating")
 
 
 def test_a_base_score_is_by_the_measure_of_the_newest_or_left_out() -> None:
