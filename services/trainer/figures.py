@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -169,7 +170,8 @@ class TrainerGauges:
             registry=registry,
         )
         GpuMemory(registry)
-        self._alike: deque[tuple[int, dict[str, int], float]] = deque()
+        self._alike: deque[tuple[int, dict[str, int], float, dict[str, int]]] = deque()
+        self._bonuses: set[str] = set()
         self._recent: deque[PhaseSeconds] = deque(maxlen=_WINDOW_STEPS)
 
     def published(self, pointer: PolicyPointer | None) -> None:
@@ -237,16 +239,27 @@ class TrainerGauges:
         for phase in _PHASES:
             board.set(FigureFamily.SHARE.of(phase), sum(getattr(p, phase) for p in recent) / total_s)
         self.wait_ratio.set(board.get(FigureFamily.SHARE.of("wait")))
-        self._alike.append((record.groups_local, record.alike_of, record.cut_off_share or 0.0))
-        while sum(groups for groups, _, _ in self._alike) - self._alike[0][0] >= ALIKE_GROUPS:
+        self._alike.append((record.groups_local, record.alike_of, record.cut_off_share or 0.0, record.bonus_of))
+        while sum(groups for groups, *_ in self._alike) - self._alike[0][0] >= ALIKE_GROUPS:
             self._alike.popleft()
-        groups = sum(groups for groups, _, _ in self._alike)
+        groups = sum(groups for groups, *_ in self._alike)
         board.set(FigureFamily.ALIKE.of("of"), groups)
         for kind in ("right", "wrong", "alike"):
-            board.set(FigureFamily.ALIKE.of(kind), sum(alike.get(kind, 0) for _, alike, _ in self._alike))
-        cut_off = sum(groups * share for groups, _, share in self._alike) / groups if groups else 0.0
+            board.set(FigureFamily.ALIKE.of(kind), sum(alike.get(kind, 0) for _, alike, *_ in self._alike))
+        cut_off = sum(groups * share for groups, _, share, _ in self._alike) / groups if groups else 0.0
         board.set(FigureFamily.ALIKE.of("cut_off"), cut_off)
+        bonus: Tally[str] = Tally()
+        for *_, by_names in self._alike:
+            bonus.update(by_names)
+        told = dict(bonus.most_common(BONUSES_TOLD))
+        for names in self._bonuses - told.keys():
+            board.set(FigureFamily.BONUS.of(names), None)
+        for names, found in told.items():
+            board.set(FigureFamily.BONUS.of(names), found)
+        self._bonuses = set(told)
 
 
 ALIKE_GROUPS = 32
 """Local groups over which those with equal rewards are counted, or those of one step."""
+BONUSES_TOLD = 4
+"""A status holds few figures."""

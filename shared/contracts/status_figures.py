@@ -104,6 +104,10 @@ class FigureFamily(StrEnum):
     """Of the trainer's last local groups those whose rewards are all equal, by kind (`right`,
     `wrong`, `alike`), their number (`of`), and the share of answers that were cut off (`cut_off`).
     """
+    BONUS = "bonus_{}"
+    """Of these groups those without a right answer whose rewards differ, by the names of the
+    rewards that do (`services.trainer.selection.intake`); at most a few.
+    """
     WRITE_FAILURES = "{}_write_failures"
     """Failed writes, by what was written."""
     FAILING_SINCE = "{}_failing_since"

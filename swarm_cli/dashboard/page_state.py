@@ -184,7 +184,7 @@ def _away(node: str, role: Role, died: Deceased | None, run: Path | None) -> dic
 
 def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str, Any]:
     """One row's data, rounded to the precision that is drawn, so that a hundred curves stay small.
-    A point of the curve: version, score, and of how many answers it is.
+    A point of the curve: version, score, of how many answers it is, and how many of them pass.
     """
     newest, entry = found.alike[-1], node.entry
     outcome, words, chance, pairs = held_out_verdict(node.scores)
@@ -192,7 +192,8 @@ def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str,
     own = THIS_SERVER if node.evaluation is not None else "signed"
     standing = ON_RECORD if ended else own if node.signed else "unsigned"
     held_out, scorer, n = newest.held_out_set
-    curve = thinned([(each.policy_version, as_shown(value), each.n) for each, value in found.values], CURVE_POINTS)
+    passes = {each.policy_version: None if each.pass_rate is None else round(each.pass_rate * each.n) for each in found.alike}
+    points = [(each.policy_version, as_shown(value), each.n, passes[each.policy_version]) for each, value in found.values]
     return {
         "node": node.node,
         "key": visible(entry.public_key or "", 64) if entry is not None and entry.standing is SignatureStatus.SIGNED else "",
@@ -207,11 +208,11 @@ def _row_object(node: NodeState, found: Comparison, *, ended: bool) -> dict[str,
         "newest": as_shown(newest.score or 0.0),
         "gain": None if found.gain is None else as_shown(found.gain),
         "version": newest.policy_version,
-        "best": None if best is None else [best[0].policy_version, as_shown(best[1]), best[0].n],
+        "best": None if best is None else [best[0].policy_version, as_shown(best[1]), best[0].n, passes[best[0].policy_version]],
         "mean": None if newest.mean_reward is None else as_shown(newest.mean_reward),
         "outcome": outcome.value,
         "words": visible(words, 300),
         "chance": None if chance is None else as_shown(chance),
         "changed": None if pairs is None or pairs.p is None else [pairs.newly_right, pairs.lost],
-        "curve": curve,
+        "curve": thinned(points, CURVE_POINTS),
     }

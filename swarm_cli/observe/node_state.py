@@ -31,7 +31,7 @@ from shared.rewards import CAUSES, Mark
 from shared.roles import ROLES, Role
 from shared.text import visible
 from shared.transport.base import ConsumerState, StreamState, bucket_stream
-from swarm_cli.observe.run_files import ALIKE_KINDS, NO_PASS_SHOWN, Comparison, Evaluation, alike_words, compared, local_only_words
+from swarm_cli.observe.run_files import NO_PASS_SHOWN, Comparison, Evaluation, compared, group_notes, local_only_words
 
 LOADING_S = 600.0
 """How long a process of a node that was just started may load before it counts as silent."""
@@ -526,8 +526,7 @@ class NodeState:
         """
         told = ", ".join(f"{count:,} {cause}" for cause, count in self.unknown_rewards.items())
         figures = self.roles("trainer")[0].figures if self.roles("trainer") else {}
-        alike = {kind: figures.get(FigureFamily.ALIKE.of(kind), 0.0) for kind in ALIKE_KINDS}
-        notes = list(filter(None, [alike_words(alike, self.node)]))
+        notes = group_notes(figures, self.node)
         notes += [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
         newest = self.newest_score
         if self.unscored:

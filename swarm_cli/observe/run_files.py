@@ -452,6 +452,49 @@ def local_only_words(figures: Mapping[str, float]) -> list[str]:
     ]
 
 
+OFTEN_BONUS = 0.25
+
+
+def bonus_words(alike: Mapping[str, float], bonus: Mapping[str, float]) -> str:
+    """Say that in most of the last groups that taught anything no answer was right, so that a bonus
+    alone was learned, and what to change; empty if it is not so. bonus: as in `FigureFamily.BONUS`.
+    """
+    groups, found = alike["of"], sum(bonus.values())
+    taught = groups - sum(alike[kind] for kind in ("wrong", "right", "alike"))
+    if groups < FEWEST_GROUPS or found < OFTEN_BONUS * groups or found < taught / 2:
+        return ""
+    names = sorted({visible(name, 40) for names in bonus if bonus[names] for name in names.split(", ")})
+    told, many = ", ".join(names[:4]), len(names) > 1
+    it, its = ("they", "their weights do") if many else ("it", "its weight does")
+    return (
+        f"{found:,.0f} of the last {groups:,.0f} groups had no right answer, and there only {told} differed: {it} alone "
+        f"{'were' if many else 'was'} learned, since {its} not count within a group. Give {'them' if many else 'it'} to right "
+        f"answers only, train on easier questions, or drop {'them' if many else 'it'}"
+    )
+
+
+def group_notes(figures: Mapping[str, float], node: str) -> list[str]:
+    """Sentences about a trainer's last groups (`bonus_words`, `alike_words`), from its figures."""
+    alike = {kind: figures.get(FigureFamily.ALIKE.of(kind), 0.0) for kind in ALIKE_KINDS}
+    bonus = {names: number for figure, number in figures.items() if (names := FigureFamily.BONUS.what(figure))}
+    return list(filter(None, [bonus_words(alike, bonus), alike_words(alike, node)]))
+
+
+def bonus_of_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The numbers of `bonus_words`, of the steps of `alike_of_steps`."""
+    found = Counter[str]()
+    groups = 0
+    for step in reversed(steps):
+        local, bonus = step.get("groups_local"), step.get("bonus_of")
+        if not isinstance(bonus, dict) or not all(map(_is_number, (local, *bonus.values()))):
+            break
+        found.update(bonus)
+        groups += local or 0
+        if groups >= 2 * FEWEST_GROUPS:
+            break
+    return dict(found)
+
+
 def alike_of_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The numbers of `alike_words` for the newest steps of `metrics.jsonl` with enough groups."""
     found = dict.fromkeys(ALIKE_KINDS, 0.0)

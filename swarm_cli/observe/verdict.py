@@ -25,6 +25,8 @@ from swarm_cli.observe.run_files import (
     Evaluation,
     alike_of_steps,
     alike_words,
+    bonus_of_steps,
+    bonus_words,
     compared,
     margin,
     read_evaluations,
@@ -150,11 +152,13 @@ def node_verdict(folder: Path, *, ended: bool = False) -> tuple[str, ...]:
     steps, evaluations, counts = read_steps(folder), read_evaluations(folder), read_unknown(folder)
     lost = unreadable(folder / EVAL_FILE)
     judgement, *reasons = verdict(steps, evaluations, lost, folder).lines() if steps or evaluations or lost else [""]
+    alike = alike_of_steps(steps)
     why = [
+        bonus_words(alike, bonus_of_steps(steps)),  # the cause of a fall follows the judgement
+        alike_words(alike, folder.name),
         unsaved_words(folder) if ended else "",
         *reasons,
         _untrained(steps, counts),
-        alike_words(alike_of_steps(steps), folder.name),
         *_unknown(counts, evaluations, file_names(folder.parent)),
     ]
     return judgement, *filter(None, why)

@@ -19,8 +19,16 @@ from hypothesis import strategies as st
 from shared.run_records import FILE_NAMES_FILE, unknown_file
 from swarm_cli.observe.plot import draw_curves
 from swarm_cli.observe.remedies import next_commands
-from swarm_cli.observe.run_files import Evaluation, alike_of_steps, alike_words, read_evaluations, read_steps
-from swarm_cli.observe.verdict import _RUNBOOKS, Outcome, run_verdicts, verdict
+from swarm_cli.observe.run_files import (
+    Evaluation,
+    alike_of_steps,
+    alike_words,
+    bonus_of_steps,
+    bonus_words,
+    read_evaluations,
+    read_steps,
+)
+from swarm_cli.observe.verdict import _RUNBOOKS, Outcome, node_verdict, run_verdicts, verdict
 
 REPO = Path(__file__).parents[2]
 RECORDED = sorted(path for path in (REPO / "experiments/results/smollm2-demo").glob("seed*/*") if (path / "eval.jsonl").is_file())
@@ -184,6 +192,34 @@ def test_where_every_answer_is_cut_off_and_earns_all_the_same_that_is_not_called
     told = alike_words(alike_of_steps(steps(20, groups_local=4, alike_of={"wrong": 2}, cut_off_share=1.0)), "alpha")
     assert "every answer of the last 32 groups ran to the limit" in told and "does not stop by itself" in told
     assert "cut off" not in told and "shorter" not in told
+
+
+@pytest.mark.parametrize(
+    ("bonus", "names"),
+    [({"short": 3}, "only short differed: it"), ({"form": 1, "short": 2}, "only form, short differed: they"), ({}, None)],
+)
+def test_a_bonus_that_alone_was_learned_is_named_with_what_to_change(bonus: dict[str, int], names: str | None) -> None:
+    lines = steps(20, groups_local=4, alike_of={}, cut_off_share=0.0, bonus_of=bonus)
+    told = bonus_words(alike_of_steps(lines), bonus_of_steps(lines))
+    assert told == "" if names is None else told.startswith(f"24 of the last 32 groups had no right answer, and there {names}"), (
+        told
+    )
+    assert len(told) <= 300, "the page shows no more"
+
+
+def test_a_bonus_in_few_of_the_groups_that_taught_is_not_told() -> None:
+    lines = steps(20, groups_local=4, alike_of={}, cut_off_share=0.0, bonus_of={"short": 1})
+    assert bonus_words(alike_of_steps(lines), bonus_of_steps(lines)) == ""
+
+
+def test_a_held_out_score_that_fell_is_followed_by_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "alpha").mkdir()
+    lines = steps(8, groups_local=4, alike_of={}, cut_off_share=0.0, bonus_of={"short": 4}, entropy=0.1)
+    (tmp_path / "alpha" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    scores = [{"policy_version": version, "pass_rate": rate, "n": 18} for version, rate in ((0, 3 / 18), (8, 0.0))]
+    (tmp_path / "alpha" / "eval.jsonl").write_text("".join(json.dumps(score) + "\n" for score in scores))
+    judgement, cause, *_ = node_verdict(tmp_path / "alpha", ended=True)
+    assert "-0.167" in judgement and "only short differed" in cause
 
 
 def test_a_few_groups_or_steps_of_an_earlier_version_are_not_judged() -> None:

@@ -191,3 +191,16 @@ def test_lengths_and_each_of_several_rewards_are_recorded_of_local_answers_alone
     assert record.answer_tokens == pytest.approx(sum(counts) / len(counts))
     assert record.reward_parts == {"accuracy": 0.5, "format": 0.5}
     assert take_in(batch_of(1, [foreign]), rules).record().answer_tokens is None
+
+
+def test_a_local_group_without_a_right_answer_is_counted_by_the_bonus_that_differs(rules: IntakeRules) -> None:
+    rng = random.Random(0)
+    right, wrong, partial = (scored_group(rules.tokenizer, rng) for _ in range(3))
+    size = len(right.rewards)
+    rewards, rising = [n / 10 for n in range(size)], [n / size for n in range(size)]
+    values = {"rewards": rewards, "parts": {"accuracy": [0.0] * size, "short": rising}}
+    right = msgspec.structs.replace(right, **values, passed=[True, *[False] * (size - 1)])
+    wrong = msgspec.structs.replace(wrong, **values, passed=[False] * size)
+    partial = msgspec.structs.replace(partial, rewards=rewards, parts={"accuracy": rising, "short": rising}, passed=[False] * size)
+    record = take_in(batch_of(1, [right, wrong, partial]), rules).record()
+    assert record.bonus_of == {"short": 1}, "where each of them differs, each keeps its weight"

@@ -164,7 +164,7 @@ def row(node: NodeState, *, ended: bool = False) -> dict[str, Any]:
 
 def points(told: dict[str, Any]) -> list[tuple[int, float]]:
     """The versions and scores of a row's curve."""
-    return [(version, score) for version, score, _ in told["curve"]]
+    return [(version, score) for version, score, *_ in told["curve"]]
 
 
 def test_a_base_score_by_another_reward_or_rule_is_none() -> None:
@@ -178,7 +178,7 @@ def test_a_base_score_by_another_reward_or_rule_is_none() -> None:
     first = (0, 0.1, "c", "d" * 64)
     assert of(first, (4, 0.5, "c", "d" * 64))["gain"] == pytest.approx(0.4)
     other = of(first, (4, 0.5, "e", "d" * 64))
-    assert (other["base"], other["gain"], other["curve"]) == (None, None, ((4, 0.5, 8),))
+    assert (other["base"], other["gain"], other["curve"]) == (None, None, ((4, 0.5, 8, 4),))
     assert of(first, (4, 0.5, "c", "e" * 64))["base"] is None
     by_reward = of((0, 0.45, "c", "d" * 64), (4, None, "c", None))
     assert (by_reward["base"], by_reward["newest"], by_reward["by_reward"]) == (0.2, 0.2, True)

@@ -107,7 +107,8 @@ class IntakeRecord:
     behaviour_share, reencoded_share: shares of the groups taken in. alike_of: local groups whose
     rewards are all equal: `right`, `wrong`, or `alike` where no pass is defined. cut_off_share: of
     local answers, those that ended at the length limit; answer_tokens: their mean length.
-    reward_parts: of several rewards, the mean of each over local answers.
+    reward_parts: of several rewards, the mean of each over local answers. bonus_of: local groups
+    without a right answer whose rewards differ, by the names of those of several rewards that do.
     """
 
     reward_local: float | None
@@ -122,6 +123,7 @@ class IntakeRecord:
     cut_off_share: float | None = None
     answer_tokens: float | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
+    bonus_of: dict[str, int] = field(default_factory=dict)
     groups_skipped: int
     skipped: dict[str, int]
     foreign_answers_of: dict[str, int] = field(default_factory=dict)
@@ -141,12 +143,13 @@ class Intake:
     trained on; a replayed one, a local group of an earlier batch, does not count as local.
     with_behaviour: groups whose behaviour logprobs are known. reencoded: groups with some text
     encoded here. zero_advantage: groups whose rewards are all equal. skipped: numbers of groups
-    left out, by reason. alike_of, reward_parts: as in `IntakeRecord`; tokens_local: lengths of
-    local answers; cut_off: how many of them ended at the length limit. over_budget_of: foreign
-    groups left out for their cost, by node. rewards_local, rewards_external, rewards_replayed: of
-    every completion of the groups trained on. skipped_of: why each group was left out, by its id.
-    dropped_of: the same for single answers of groups trained on, by group id and index, with their
-    advantage. staleness, staleness_replayed: of the batch's local groups, where known.
+    left out, by reason. alike_of, reward_parts, bonus_of: as in `IntakeRecord`;
+    tokens_local: lengths of local answers; cut_off: how many of them ended at the length limit.
+    over_budget_of: foreign groups left out for their cost, by node. rewards_local,
+    rewards_external, rewards_replayed: of every completion of the groups trained on. skipped_of:
+    why each group was left out, by its id. dropped_of: the same for single answers of groups
+    trained on, by group id and index, with their advantage. staleness, staleness_replayed: of the
+    batch's local groups, where known.
     demonstrations: ids of those of `groups` that are some; they do not count as external.
     """
 
@@ -165,6 +168,7 @@ class Intake:
     cut_off: int = 0
     tokens_local: list[int] = field(default_factory=list)
     reward_parts: dict[str, float] = field(default_factory=dict)
+    bonus_of: Counter[str] = field(default_factory=Counter)
     replayed: int = 0
     rewards_replayed: list[float] = field(default_factory=list)
     skipped_of: dict[str, str] = field(default_factory=dict)
@@ -198,6 +202,7 @@ class Intake:
             cut_off_share=self.cut_off / len(self.rewards_local) if self.rewards_local else None,
             answer_tokens=mean_of(self.tokens_local),
             reward_parts=self.reward_parts,
+            bonus_of=dict(sorted(self.bonus_of.items())),
             groups_skipped=self.skipped.total(),
             skipped=dict(sorted(self.skipped.items())),
             foreign_answers_of=dict(sorted(self.foreign_answers_of.items())),
@@ -246,6 +251,16 @@ def _alike(scored: ScoredGroup) -> str:
     if scored.passed is None:
         return "alike"
     return "right" if all(scored.passed) else "wrong"
+
+
+def _bonus(scored: ScoredGroup) -> str:
+    """The names of those of several rewards that differ in a group without a right answer; empty if
+    its rewards are equal, and if all of the several differ: then each keeps its weight.
+    """
+    if scored.passed is None or any(scored.passed) or len(set(scored.rewards)) == 1:
+        return ""
+    differ = [name for name, values in scored.parts.items() if len(set(values)) > 1]
+    return ", ".join(sorted(differ)) if len(differ) < len(scored.parts) else ""
 
 
 def _cut_off(scored: ScoredGroup) -> int:
@@ -299,6 +314,7 @@ def take_in(batch: Batch, rules: IntakeRules) -> Intake:
         cut_off=sum(_cut_off(each.scored) for each in taken if each.is_fresh),
         tokens_local=[answer.token_count for each in taken if each.is_fresh for answer in each.scored.group.completions],
         reward_parts=mean_parts(*(each.scored.parts for each in taken if each.is_fresh)),
+        bonus_of=Counter(names for each in taken if each.is_fresh and (names := _bonus(each.scored))),
         rewards_local=[reward for each in taken if each.is_fresh for reward in each.scored.rewards],
         rewards_external=[reward for each in taken if each.is_external for reward in each.scored.rewards],
         replayed=sum(each.replayed for each in taken),

@@ -3,9 +3,9 @@
 
 const OTHERS_MOST = 8, QUESTIONS_FIRST = 4, QUESTIONS_MORE = 8, SMOOTHED = 9, STEPS_FOR_A_CURVE = 4, REWARDS_SHOWN = 8;
 
-/** The 95 % interval of a share of n independent answers (Wilson, 1927). */
-function interval([, share, n]) {
-  const z = 1.96, middle = share + (z * z) / (2 * n), half = z * Math.sqrt((share * (1 - share)) / n + (z * z) / (4 * n * n));
+/** The 95 % interval of a share of n independent answers (Wilson, 1927): of the passes, where they are known, since the share is rounded. */
+function interval([, shown, n, passes]) {
+  const share = passes == null ? shown : passes / n, z = 1.96, middle = share + (z * z) / (2 * n), half = z * Math.sqrt((share * (1 - share)) / n + (z * z) / (4 * n * n));
   return [(middle - half) / (1 + (z * z) / n), (middle + half) / (1 + (z * z) / n)].map((each) => Math.min(1, Math.max(0, each)));
 }
 const range = (point) => interval(point).map((each) => ratio(each)).join(" to ");
@@ -40,7 +40,7 @@ function answer(told, { name: mine, row, alike, node, over }) {
   const point = newestOf(row), more = Math.round((row.newest - row.base) * point[2]);
   return [titled(title), `${one ? "It" : mine} ${over ? (point[0] < (node?.step || 0) ? `got at step ${count(point[0])}` : "ends with") : "now gets"} ${rightOf(point)} held-out questions right, ${count(Math.abs(more))} ${more < 0 ? "fewer" : "more"} than before training${row.changed ? ` (${count(row.changed[0])} newly right, ${count(row.changed[1])} lost)` : ""}; chance explains at most ${count(Math.floor(row.chance * point[2]))}.`];
 }
-const rightOf = ([, share, n]) => `${count(Math.round(share * n))} of ${count(n)}`;
+const rightOf = ([, share, n, passes]) => `${count(passes ?? Math.round(share * n))} of ${count(n)}`;
 
 /** Step n of N, pace, time left. */
 function progress(told, { name: mine, node, names, steps, over }) {
@@ -128,7 +128,7 @@ function trainingReward(mine, { steps }) {
   for (const [step, value] of points) picture.append(svg("circle", { class: "faint", cx: x(step).toFixed(1), cy: y(value).toFixed(1), r: 1.8 }));
   for (const each of new Set(points.map(([, , changes]) => changes))) picture.append(svg("polyline", { class: "line", points: points.filter(([, , changes]) => changes === each).map((point) => `${x(point[0]).toFixed(1)},${y(about(point)).toFixed(1)}`).join(" ") }));
   const note = changed ? el("p", { class: "small soft", text: `The reward was changed before step ${count(begun[0][0])}; earlier ones cannot be compared.` }) : null;
-  return el("div", { class: "trained" }, el("div", { class: "head" }, title, el("span", { class: "end" }, el("b", { text: ratio(mean(newest.map(([, value]) => value)), 2) }), el("span", { class: "small soft", text: ` over ${newest.length < begun.length ? "the newest " : ""}${many(newest.length, "step")}` }))), picture, note);
+  return el("div", { class: "trained" }, el("div", { class: "head" }, title, el("span", { class: "end" }, el("b", { text: ratio(mean(newest.map(([, value]) => value)), 2) }), el("span", { class: "small soft", text: newest.length < begun.length ? ` mean of the newest ${newest.length} of ${many(begun.length, "step")}; the line averages as many` : ` mean of ${many(newest.length, "step")}` }))), picture, note);
 }
 
 /** Lengths of a node's own answers, and each of its rewards where there are several: a curve from 0, the mean of the first steps, and of the newest. */
@@ -137,15 +137,16 @@ function byStep({ lengths, parts }, node) {
   const kinds = [["answer length", lengths.map(([step, tokens]) => [step, tokens]), (value) => value.toFixed(value < 100 ? 1 : 0)], ["cut off", lengths.map(([step, , share]) => [step, share]), (value) => `${(100 * value).toFixed(0)} %`]].filter(([, points]) => enough(points));
   const lines = [...kinds, ...(several ? rewards.slice(0, REWARDS_SHOWN).map(([reward, points]) => [reward, points, (value) => ratio(value, 2)]) : [])];
   if (!lines.length) return null;
+  const sizeOf = (points) => Math.min(SMOOTHED, Math.ceil(points.length / 2)), sizes = [...new Set(lines.map(([, points]) => sizeOf(points)))].join(" or ");
   const line = ([title, points, told]) => {
-    const about = points.map((_, index) => mean(points.slice(Math.max(0, index - 4), index + 5).map(([, value]) => value))), size = Math.min(SMOOTHED, Math.ceil(points.length / 2)), of = (some) => told(mean(some.map(([, value]) => value)));
+    const about = points.map((_, index) => mean(points.slice(Math.max(0, index - 4), index + 5).map(([, value]) => value))), size = sizeOf(points), of = (some) => told(mean(some.map(([, value]) => value)));
     const low = Math.min(0, ...about), high = Math.max(title === "answer length" ? 1 : ceiling(Math.max(...about, 0)), ...about), begin = points[0][0], x = (step) => 2 + (92 * (step - begin)) / (points.at(-1)[0] - begin), y = (value) => 3 + (22 * (high - value)) / (high - low);
     const first = of(points.slice(0, size)), now = of(points.slice(-size)), picture = svg("svg", { viewBox: "0 0 96 28", role: "img", "aria-label": `${title} by step: from ${first} to ${now}` }, svg("line", { class: "axis", x1: 2, x2: 94, y1: y(0), y2: y(0) }), svg("polyline", { class: "thin", points: points.map(([step], index) => `${x(step).toFixed(1)},${y(about[index]).toFixed(1)}`).join(" ") }));
     return el("tr", {}, el("th", { scope: "row" }, name(title)), el("td", { class: "n", text: first }), el("td", { class: "pic" }, picture), el("td", { class: "n" }, el("b", { text: now })));
   };
   const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "hidden", text: "measure" })), el("th", { scope: "col", class: "n", text: "at first" }), el("th", { scope: "col" }, el("span", { class: "hidden", text: "curve" })), el("th", { scope: "col", class: "n", text: "now" }));
   return el("div", { id: "by-step" }, el("h3", { text: several ? "Answer length and each reward" : "Answer length" }), el("table", { class: "bells small" }, el("caption", { class: "hidden", text: `Training answers of ${node} by step` }), el("thead", {}, head), el("tbody", {}, ...lines.map(line))),
-    el("p", { class: "small soft" }, `Length in tokens.${several && rewards.length > REWARDS_SHOWN ? ` ${REWARDS_SHOWN} of ${rewards.length} rewards are shown here. ` : " "}`, el("a", { href: route("node", node), text: "Larger curves" })));
+    el("p", { class: "small soft" }, `At first and now: mean of the first and of the last ${sizes} steps. Length in tokens.${several && rewards.length > REWARDS_SHOWN ? ` ${REWARDS_SHOWN} of ${rewards.length} rewards are shown here. ` : " "}`, el("a", { href: route("node", node), text: "Larger curves" })));
 }
 
 /** What is done before the first step, and what comes next. */
