@@ -192,6 +192,7 @@ def eval_report(node: str, line: Mapping[str, Any]) -> EvalReport | None:
         "scorer": line.get("scorer"),
         "pass_rule": line.get("pass_rule"),
         "reward_values": line.get("reward_values", {}),
+        "max_new_tokens": line.get("max_new_tokens"),
     }
     try:
         return msgspec.convert(said, EvalReport)

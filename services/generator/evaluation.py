@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from services.generator.engine_calls import ServerWait, evaluation_progress
 from services.generator.engines.base import Engine, Sample, SamplingParams
 from services.generator.episodes import Episodes
@@ -302,6 +304,7 @@ class Evaluator:
             pass_rule=self._rules.rule([each.task.ref for each in self._tasks]),
             values=self._rules.values,
         )
+        report = msgspec.structs.replace(report, max_new_tokens=self._params.max_new_tokens)
         self._lines.append({**eval_line(report), ANSWERS_FIELD: [list(scored[place]) for place in held_out_order(tasks)]})
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
         self._write_samples(answers, scored, [{name: values[0] for name, values in each.parts.items()} for each in results], report)
@@ -391,6 +394,7 @@ def eval_line(report: EvalReport) -> dict[str, Any]:
         "scorer": report.scorer,
         "pass_rule": report.pass_rule,
         "reward_values": report.reward_values,
+        "max_new_tokens": report.max_new_tokens,
     }
 
 

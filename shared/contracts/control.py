@@ -171,6 +171,8 @@ class EvalReport(Message, frozen=True, kw_only=True):
     """Answers whose reward is unknown; they are left out of `n` and of the means."""
     reward_values: RewardsBySource = {}
     """The distinct rewards of sources whose pass depends on them (`shared.tasks.evaluation`)."""
+    max_new_tokens: Count | None = None
+    """The longest that an answer could be; None: written by a version that did not report it."""
 
     @property
     def score(self) -> float:
@@ -195,12 +197,15 @@ class HeldOutScore(Protocol):
     def scorer(self) -> str | None: ...
     @property
     def pass_rule(self) -> str | None: ...
+    @property
+    def max_new_tokens(self) -> int | None: ...
 
 
 def incomparable(one: HeldOutScore, newest: HeldOutScore) -> str:
     """Return why a held-out result cannot be compared with the newest one by the newest's measure,
     to follow "was evaluated"; empty if it can. They must have the same questions and scorers and,
-    unless mean rewards are compared, the same rule of what passes.
+    unless mean rewards are compared, the same rule of what passes. Answers must have had the same
+    limit, where both results have it on record.
     """
     if bool(one.scorer) != bool(newest.scorer):
         return "by another version of Swarm"
@@ -210,6 +215,9 @@ def incomparable(one: HeldOutScore, newest: HeldOutScore) -> str:
         return "with another reward"
     if newest.pass_rate is not None and (one.pass_rate is None or (one.pass_rule or "") != (newest.pass_rule or "")):
         return "with another rule of what passes"
+    limits = one.max_new_tokens, newest.max_new_tokens
+    if all(limits) and len({*limits}) > 1:
+        return "with up to {:,} tokens an answer, and the newest with up to {:,}".format(*limits)
     return ""
 
 

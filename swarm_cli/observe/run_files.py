@@ -44,8 +44,8 @@ HeldOutSet = tuple[str, str, int]
 class Evaluation:
     """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`; None: no pass is
     defined for one of the sources, so `mean_reward` counts. `unknown`: answers without a known
-    reward, which are not among the `n`. `at`: Unix time. `held_out`, `scorer`, `pass_rule`: as in
-    `EvalReport`; "" if unknown.
+    reward, which are not among the `n`. `at`: Unix time. `held_out`, `scorer`, `pass_rule`,
+    `max_new_tokens`: as in `EvalReport`; "" or None if unknown.
     """
 
     policy_version: int
@@ -57,6 +57,7 @@ class Evaluation:
     held_out: str = ""
     scorer: str = ""
     pass_rule: str = ""
+    max_new_tokens: int | None = None
     per_task: Mapping[str, TaskScore] = field(default_factory=dict)
     answers: tuple[Answer, ...] = ()
     """To each question, of the base policy's and the newest one on record here."""
@@ -66,7 +67,7 @@ class Evaluation:
         """The evaluation that a report is about."""
         return cls(
             report.policy_version, report.pass_rate, report.n, report.mean_reward, report.unknown, report.created_at,
-            report.held_out or "", report.scorer or "", report.pass_rule or "", report.per_task,
+            report.held_out or "", report.scorer or "", report.pass_rule or "", report.max_new_tokens, report.per_task,
         )  # fmt: skip
 
     @property
@@ -148,7 +149,9 @@ def compared(evaluations: Sequence[Evaluation]) -> Comparison:
     other = next((each for each in known if each.policy_version == 0), None)
     if base is not None or other is None:
         return Comparison(alike, base)
-    return Comparison(alike, None, f"no gain is known: the base policy was evaluated {incomparable(other, newest)}")
+    why = incomparable(other, newest)
+    remedy = ": `swarm eval BASE` scores the base policy again, with today's limit" if "tokens" in why else ""
+    return Comparison(alike, None, f"no gain is known: the base policy was evaluated {why}{remedy}")
 
 
 def read_steps(node_dir: Path) -> list[dict[str, Any]]:
