@@ -285,7 +285,7 @@ def bonus(reward: float | None, passed: bool | None, parts: Mapping[str, float |
     """
     first, *others = [*parts.items(), ("", None)]
     earned = [visible(name, 60) for name, value in others if value is not None and value > 0.0]
-    is_bonus = reward is not None and reward > 0.0 and passed is False and (first[1] or 0.0) <= 0.0
+    is_bonus = reward is not None and reward > 0.0 and passed is False and (first[1] or 0.0) == 0.0
     return f"{reward:.3g} of {' and '.join(earned)}" if is_bonus and earned else ""
 
 

@@ -194,6 +194,7 @@ def test_of_several_rewards_the_value_of_each_stands_in_the_samples(tmp_path: Pa
     [
         (0.1, False, {"accuracy": 0.0, "length": 1.0}, "wrong; 0.1 of length"),
         (0.3, False, {"accuracy": None, "length": 1.0, "format": 0.5, "x": 0.0}, "wrong; 0.3 of length and format"),
+        (0.45, False, {"penalty": -0.05, "accuracy": 0.5}, "part of the reward"),
         (0.6, False, {"accuracy": 0.5, "length": 1.0}, "part of the reward"),
         (0.5, False, {}, "part of the reward"),
         (0.0, False, {"accuracy": 0.0, "length": 0.0}, "wrong"),
