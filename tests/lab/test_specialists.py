@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from reasoning_gym.factory import DATASETS
 
 from lab import specialists
 from lab.floors import read_floors
@@ -19,6 +21,14 @@ from lab.specialists import SKILLS, register_skills, report, run
 
 SPEC = Path(__file__).parents[2] / "experiments/specialists/q19-specialists.toml"
 ARMS = ["replay", "default", "uniform", "imitation", "one", "averaging"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def skills_forgotten() -> Iterator[None]:
+    """Other tests in this process look at all datasets of the library."""
+    yield
+    for name in SKILLS:
+        DATASETS.pop(name, None)
 
 
 def short_spec(folder: Path) -> Path:
